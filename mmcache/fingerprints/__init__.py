@@ -1,0 +1,35 @@
+"""What an image is: digests of values, sources and processors."""
+
+from mmcache.fingerprints.content import Fingerprint, fingerprint
+from mmcache.fingerprints.encoding import encode
+from mmcache.fingerprints.hashers import SHA256, Hasher, HashState, choose_hasher, derive
+from mmcache.fingerprints.loading import UndecodableSource, load
+from mmcache.fingerprints.sources import (
+    SCHEME,
+    Kind,
+    digest_encoded,
+    digest_source,
+    kind_of,
+    memory_order,
+    read_encoded,
+)
+
+__all__ = [
+    "SCHEME",
+    "SHA256",
+    "Fingerprint",
+    "HashState",
+    "Hasher",
+    "Kind",
+    "UndecodableSource",
+    "choose_hasher",
+    "derive",
+    "digest_encoded",
+    "digest_source",
+    "encode",
+    "fingerprint",
+    "kind_of",
+    "load",
+    "memory_order",
+    "read_encoded",
+]
