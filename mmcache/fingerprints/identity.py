@@ -1,0 +1,101 @@
+"""The identity of a processor: everything about it, its options and its surroundings that can change its output.
+
+Its own ``to_dict()`` is not one: that hides the backend, the code, and attributes that are None. What counts are the
+*effective* options: each option of the call, else the attribute, as the processor itself standardises them, so that
+equal spellings are equal. It is computed from live state at each call, since attributes and even sizes can be changed.
+"""
+
+import functools
+import sys
+import weakref
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any
+
+from mmcache.fingerprints.code import CodeIdentity, package_version
+
+# Book-keeping of transformers that changes no output.
+_INERT = frozenset({"_valid_kwargs_names", "_processor_class", "_auto_class", "image_processor_type"})
+
+# Packages whose versions decide the bits of a processor's output.
+_PACKAGES = ("transformers", "torch", "torchvision", "PIL", "numpy")
+
+_classes: "weakref.WeakKeyDictionary[type, CodeIdentity]" = weakref.WeakKeyDictionary()
+
+
+class RefusedOptions(Exception):
+    """The processor itself refuses these options; the plain call will say why."""
+
+
+def describe_processor(processor: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what identifies a processor together with the options of one call, ready to be encoded.
+
+    Raises `NotIdentifiable` for a class whose code cannot be followed, and `RefusedOptions`.
+    """
+    cls = plain_class(type(processor))
+    return (_class_identity(cls), _canonical(_effective(processor, options)), surroundings())
+
+
+def plain_class(cls: type) -> type:
+    """Return the class of a processor without what mmcache put over it."""
+    plain: type = getattr(cls, "__mmcache_plain__", cls)
+    return plain
+
+
+def has_foreign_code(cls: type) -> bool:
+    """Whether a class or one of its bases is from outside transformers, so that it may read more than pixels."""
+    return any(base.__module__.partition(".")[0] != "transformers" for base in plain_class(cls).__mro__[:-1])
+
+
+def _class_identity(cls: type) -> tuple[Any, ...]:
+    # Without a lock: two threads that meet here make the same identity twice, and either may stay.
+    identity = _classes.get(cls)
+    if identity is None:
+        identity = _classes[cls] = CodeIdentity(cls)
+    return identity.current()
+
+
+def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options as the processor will use them, and the rest of its state."""
+    state = {name: value for name, value in vars(processor).items() if name not in _INERT}
+    names = getattr(processor, "_valid_kwargs_names", None)
+    standardize = getattr(processor, "_standardize_kwargs", None)
+    if names is None or standardize is None:
+        return {"state": state, "options": dict(options)}
+    # An option that is given as None is given: it means off, not the attribute.
+    given = {**{name: getattr(processor, name, None) for name in names}, **options}
+    for name in names:
+        state.pop(name, None)
+    try:
+        return {"state": state, "options": standardize(**given)}
+    except Exception as refused:
+        raise RefusedOptions(str(refused)) from refused
+
+
+@functools.cache
+def _versions(loaded: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{name} {package_version(name)}" for name in loaded)
+
+
+def surroundings() -> tuple[Any, ...]:
+    """Return what is outside of all code and options and can still change an output, ready to be encoded."""
+    versions = _versions(tuple([name for name in _PACKAGES if name in sys.modules]))
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return versions
+    # The thread count changes bits in nine classes of transformers 5.24, always those that resize in float.
+    return (*versions, torch.get_default_dtype(), str(torch.get_default_device()), torch.get_num_threads())
+
+
+def _canonical(value: Any) -> Any:
+    """Make equal spellings equal: lists as tuples, sizes as dicts, and numbered enums as their numbers."""
+    kind = type(value)
+    if kind is dict:
+        return {name: _canonical(member) for name, member in value.items()}
+    if kind is list or kind is tuple:
+        return tuple([_canonical(member) for member in value])
+    if isinstance(value, IntEnum):
+        return int(value)
+    if kind.__name__ == "SizeDict" and kind.__module__.startswith("transformers."):
+        return dict(value)
+    return value

@@ -1,0 +1,88 @@
+"""Probes: small pictures that look like a caller's sources, for trying a processor on them."""
+
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from mmcache.items.item import is_tensor
+
+# What makes processors treat two sources differently, beside their sizes: kind, mode or dtype, place of the channels.
+Trait = tuple[Any, ...]
+
+# Heights and widths, and what is painted: two contents of one size, turned, wide, odd, black, one colour, and two that
+# are large enough for processors that cut into tiles of 224 to 448 pixels to give several (and different numbers).
+_PICTURES = (
+    (48, 64, "noise"), (48, 64, "other noise"), (64, 48, "noise"), (56, 112, "noise"), (37, 30, "noise"),
+    (64, 48, "black"), (80, 80, "grey"), (720, 700, "noise"), (380, 1200, "noise"),
+)  # fmt: skip
+
+# The batches that a layout is found on and tried on: equal sizes, repeats, both orders, unequal sizes, 2 to 5 images.
+BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7))
+
+# The same for nested lists: one image each, unequal numbers in both orders, several images in one sample.
+NESTED_BATCHES = (((0,),), ((0,), (1,)), ((0, 2), (3,)), ((4,), (0, 1)), ((3, 2, 0),), ((5,), (7, 0), (2,)))
+
+
+def trait_of(source: Any) -> Trait:
+    """Return the trait of an image, array or tensor (sources that `fingerprint.kind_of` knows as one of these)."""
+    if isinstance(source, Image.Image):
+        return "image", source.mode, "transparency" in source.info
+    kind = "tensor" if is_tensor(source) else "array"
+    shape = tuple(source.shape)
+    channels = tuple((axis, size) for axis, size in enumerate(shape) if size <= 4)
+    return kind, str(source.dtype), len(shape), channels[:2]
+
+
+def probes_like(source: Any) -> list[Any]:
+    """Return nine small sources with the trait of this one."""
+    if isinstance(source, Image.Image):
+        return [_image_like(source, *picture) for picture in _PICTURES]
+    return [_array_like(source, *picture) for picture in _PICTURES]
+
+
+def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if content == "black":
+        return np.zeros((height, width, channels), np.uint8)
+    if content == "grey":
+        return np.full((height, width, channels), 119, np.uint8)
+    seed = height * 1000 + width + (content == "other noise")
+    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+
+
+def _image_like(source: Image.Image, height: int, width: int, content: str) -> Image.Image:
+    rgba = Image.fromarray(_paint(height, width, content, 4))
+    if source.mode == "P":
+        image = rgba.convert("RGB").quantize(64)
+    else:
+        # Modes without a way from RGBA go over RGB; those without any raise, and the trial says so.
+        image = rgba if source.mode == "RGBA" else rgba.convert("RGB")
+        if source.mode not in ("RGB", "RGBA"):
+            image = image.convert("L").convert(source.mode) if source.mode[0] in "IFL1" else image.convert(source.mode)
+    if "transparency" in source.info:
+        image.info["transparency"] = source.info["transparency"]
+    return image
+
+
+def _array_like(source: Any, height: int, width: int, content: str) -> Any:
+    """Paint an array of the same dtype, rank and place of the channels, with values in the range of the source's."""
+    shape = list(source.shape)
+    small = [axis for axis, size in enumerate(shape) if size <= 4]
+    spatial = [axis for axis in range(len(shape)) if axis not in small][-2:]
+    for axis, size in zip(spatial, (height, width), strict=False):
+        shape[axis] = size
+    for axis in range(len(shape) - 3):
+        shape[axis] = 2
+    count = int(np.prod(shape))
+    painted = np.resize(_paint(height, width, content, 4).reshape(-1), count).reshape(shape)
+    unit = float(source.max()) <= 1 if np.prod(tuple(source.shape)) else True
+    if is_tensor(source):
+        import torch
+
+        tensor = torch.from_numpy(painted)
+        if source.dtype.is_floating_point and unit:
+            tensor = tensor / 255
+        return (tensor > 127) if source.dtype is torch.bool else tensor.to(source.dtype)
+    if source.dtype.kind == "f" and unit:
+        return (painted / 255).astype(source.dtype)
+    return painted > 127 if source.dtype.kind == "b" else painted.astype(source.dtype)
