@@ -1,0 +1,383 @@
+"""The cache: the straight line from a call to its output.
+
+    keys of the images ──▶ flight ──▶ memory tier ──▶ join ──▶ the processor's own output
+                             │ miss
+                             └─▶ the real processor, one image ─▶ item ─▶ memory tier
+
+A call (of a wrapped processor, a cached function, a stage) says how its images are identified, computed and joined;
+the cache says when. Whatever goes wrong in here is a miss: the plain output is given, and the fault counted.
+"""
+
+import atexit
+import contextlib
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mmcache.errors import ItemGone, MMCacheError, SourceChanged
+from mmcache.fingerprints import UndecodableSource, choose_hasher, derive, digest_source, encode, memory_order
+from mmcache.flight import Flight, Landed, inside_computation
+from mmcache.forks import renew_in_children
+from mmcache.items import Item, NotStorable, freeze
+from mmcache.layout.book import Trials
+from mmcache.settings import Settings, resolve, resolve_secret
+from mmcache.stats import CacheInfo, Outcome, Stats, debug_lookups, span
+from mmcache.tiers import MemoryTier
+
+# Part of every key: a change in how keys or items are made must not meet older ones.
+_SCHEME = "mmcache 1"
+
+
+class Bypass(Exception):
+    """Raised by a call that cannot be served from the cache; its text is the reason that is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unshared:
+    """What a computation gave, where it cannot be kept: its caller gets it as it is (or ``error``), nobody else does."""
+
+    value: Any
+    reason: str
+    error: MMCacheError | None = None
+    nbytes: int = field(default=0, init=False)
+
+
+class Call(Protocol):
+    """One call, as the cache sees it."""
+
+    images: int
+    """How many images it is about, for the counters."""
+    single: bool
+    """Whether it is one computation: then the processor's exception is the caller's, without a second run."""
+
+    def plain(self) -> Any:
+        """Run the real processor on everything, as if there were no cache."""
+
+    def keys(self) -> Sequence[bytes]:
+        """Return one key for each image, in order. Raises `Bypass`, or `UndecodableSource` for a broken image."""
+
+    def compute(self, position: int) -> Any:
+        """Run the real processor on one image."""
+
+    def join(self, items: Sequence[Item]) -> Any:
+        """Return the output, in fresh memory, from one item for each image."""
+
+
+class Cache:
+    """A cache of processed images, shared by whatever it is given to: processors, functions, stages, threads.
+
+    Args:
+        max_bytes: the budget, in bytes or as ``"4GiB"``. Counts all that mmcache keeps alive, not what callers hold.
+            Default: 4 GiB, or a tenth of the memory limit if that is less.
+        name: stands in the log line.
+        namespace: tenants with different namespaces never share an item.
+        secret: keys the digests, so that nobody who chooses pictures can make two of them collide.
+        hasher: ``"auto"``, ``"xxh3_128"``, ``"blake3"`` or ``"sha256"``. ``"auto"`` is the fastest that is safe.
+        log_interval: the least number of seconds between two lines in the log.
+
+    Arguments that are not given come from the environment (``MMCACHE_MAX_BYTES``, ``MMCACHE_NAMESPACE``,
+    ``MMCACHE_SECRET``, ``MMCACHE_HASHER``, ``MMCACHE_LOG_INTERVAL``); ``MMCACHE_DISABLED=1`` makes every call plain.
+
+    Raises:
+        BadArgument: an argument is not accepted; it says what was given and what is.
+
+    >>> cache = Cache("1GiB", name="docs")
+    >>> cache.cache_info().maxsize
+    1073741824
+    """
+
+    def __init__(
+        self,
+        max_bytes: int | str | None = None,
+        *,
+        name: str = "default",
+        namespace: str | None = None,
+        secret: bytes | str | None = None,
+        hasher: str | None = None,
+        log_interval: float | None = None,
+    ) -> None:
+        """Start empty; see the class."""
+        self._settings = resolve(max_bytes, name, namespace, hasher, log_interval)
+        own_secret = resolve_secret(secret)
+        if own_secret is not None:
+            own_secret = derive(own_secret, self._settings.namespace)
+        self.hasher = choose_hasher(self._settings.hasher, secret=own_secret, exposed=False)
+        self.memory: MemoryTier[Item | Unshared] = MemoryTier(self._settings.max_bytes)
+        self.stats = Stats(name, self._settings.log_interval)
+        self.flight: Flight[Item | Unshared] = Flight(on_fault=self._fault)
+        self.trials = Trials()
+        self.token = os.urandom(8)
+        self._closed = False
+        _remember(self)
+
+    def key(self, identity: bytes, source: Any, *, metadata: bool) -> bytes:
+        """Return the key of an image for a processor: a digest over scheme, namespace, identity and fingerprint.
+
+        ``metadata`` is for code that may read more of an image than its pixels.
+        """
+        fingerprint = digest_source(source, self.hasher, metadata=metadata)
+        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint, memory_order(source))
+        return self.hasher.digest(encode(parts))
+
+    def serve(self, call: Call) -> Any:
+        """Return what ``call.plain()`` would return, or raise what it would raise, with as little work as possible."""
+        if inside_computation():
+            return call.plain()
+        failure: Exception
+        try:
+            return self._finish(call, *self._flown(call))
+        except Exception as error:  # noqa: BLE001 - law 3: nothing of ours reaches the caller; sorted out just below
+            failure = error
+        self.settle_failure(call, failure)
+        return call.plain()
+
+    def items(self, call: Call) -> list[Item]:
+        """Return the items of a call, looked up or computed, without joining them.
+
+        Raises whatever keeps it from that; `settle_failure` sorts it out.
+        """
+        return self._items(*self._flown(call))
+
+    def _flown(self, call: Call) -> "tuple[Sequence[bytes], _Landings]":
+        keys, epoch, first = self._begin(call)
+        return keys, self.flight.fly(
+            list(first),
+            self.memory.get_many,
+            lambda key: self._computed(lambda: call.compute(first[key])),
+            lambda key, item: self._publish(key, item, epoch),
+        )
+
+    async def aserve(self, call: Call) -> Any:
+        """`serve` for a call whose ``compute`` and ``plain`` are awaited."""
+        if inside_computation():
+            return await call.plain()
+        failure: Exception
+        try:
+            keys, epoch, first = self._begin(call)
+
+            async def computed(key: bytes) -> Item | Unshared:
+                started = time.perf_counter()
+                with self._span("mmcache.miss"):
+                    raw = await call.compute(first[key])
+                return self._frozen(raw, time.perf_counter() - started)
+
+            landed = await self.flight.afly(
+                list(first), self.memory.get_many, computed, lambda key, item: self._publish(key, item, epoch)
+            )
+            return self._finish(call, keys, landed)
+        except Exception as error:  # noqa: BLE001 - law 3, as in serve
+            failure = error
+        self.settle_failure(call, failure)
+        return await call.plain()
+
+    def _begin(self, call: Call) -> tuple[Sequence[bytes], int, dict[bytes, int]]:
+        """Return the keys, the epoch in which this call began, and each distinct key with its first position."""
+        if self._settings.disabled or self._closed:
+            raise Bypass("the cache is disabled" if self._settings.disabled else "the cache is closed")
+        # Before anything is looked up: what is computed from here on is not kept if the cache is cleared meanwhile.
+        epoch = self.memory.epoch
+        keys = call.keys()
+        first: dict[bytes, int] = {}
+        for position, key in enumerate(keys):
+            first.setdefault(key, position)
+        return keys, epoch, first
+
+    def _computed(self, compute: Callable[[], Any]) -> Item | Unshared:
+        started = time.perf_counter()
+        with self._span("mmcache.miss"):
+            raw = compute()
+        return self._frozen(raw, time.perf_counter() - started)
+
+    def _span(self, name: str) -> AbstractContextManager[Any]:
+        """Return a span; around a computation its faults must not pass for the processor's own exceptions."""
+        try:
+            return span(name)
+        except Exception as fault:  # noqa: BLE001 - law 3
+            self._fault(fault)
+            return contextlib.nullcontext()
+
+    def _frozen(self, raw: Any, seconds: float) -> Item | Unshared:
+        if isinstance(raw, Unshared):
+            return raw
+        try:
+            return freeze(raw, seconds)
+        except NotStorable as reason:
+            return Unshared(raw, str(reason))
+        except Exception as fault:  # noqa: BLE001 - law 3: the processor's output is there, and is given
+            self._fault(fault)
+            return Unshared(raw, "a fault inside the cache")
+
+    def _publish(self, key: bytes, item: Item | Unshared, epoch: int) -> None:
+        if isinstance(item, Unshared) or self.memory.put(key, item, epoch=epoch):
+            return
+        if item.nbytes > self._settings.max_bytes:
+            self.stats.warn_once(
+                "oversize", "an item of %d bytes is larger than the whole cache and is not stored: raise max_bytes (%d)",
+                item.nbytes, self._settings.max_bytes,
+            )  # fmt: skip
+
+    def _finish(self, call: Call, keys: Sequence[bytes], landed: "_Landings") -> Any:
+        end = landed.get(keys[0])
+        if call.single and end is not None and end.own and isinstance(end.value, Unshared) and not end.value.error:
+            self._note(self.stats.bypass, end.value.reason, 1)
+            return end.value.value
+        items = self._items(keys, landed)
+        with self._span("mmcache.miss" if all(end.how == "miss" for end in landed.values()) else "mmcache.hit"):
+            return call.join(items)
+
+    def _items(self, keys: Sequence[bytes], landed: "_Landings") -> list[Item]:
+        failed = next((end.error for end in landed.values() if end.how == "failed"), None)
+        if failed is not None:
+            raise _ProcessorError(failed)
+        items = []
+        for key in keys:
+            item = landed[key].value
+            if isinstance(item, Unshared):
+                raise item.error if item.error is not None and landed[key].own else Bypass(item.reason)
+            assert item is not None, "what landed without failing has a value"
+            items.append(item)
+        self._note(self._count, keys, landed)
+        return items
+
+    def _count(self, keys: Sequence[bytes], landed: "_Landings") -> None:
+        outcomes: dict[str, Outcome] = {"hit": "hits", "miss": "misses", "coalesced": "coalesced"}
+        seen: set[bytes] = set()
+        for key in keys:
+            end = landed[key]
+            # A picture that stands in the batch again takes the computation of its first place.
+            outcome = "coalesced" if key in seen and end.how == "miss" else outcomes[end.how]
+            seen.add(key)
+            saved = end.value.seconds if outcome != "misses" and isinstance(end.value, Item) else 0.0
+            self.stats.count(outcome, saved_seconds=saved)
+            debug_lookups(self._settings.name, (key,), outcome)
+        if self.stats.due():
+            self.stats.report(self.cache_info())
+
+    def settle_failure(self, call: Call, failure: Exception) -> None:
+        """Raise what is the caller's; note everything else, so that the plain call can be made."""
+        if isinstance(failure, UndecodableSource):
+            raise failure.error
+        if isinstance(failure, ItemGone | SourceChanged):
+            raise failure
+        if isinstance(failure, _ProcessorError):
+            if call.single:
+                self._note(self.stats.count, "misses", 1)
+                raise failure.error
+            failure = Bypass("an image of the batch is refused by the processor")
+        if isinstance(failure, Bypass):
+            self._note(self.stats.bypass, str(failure), call.images)
+        else:
+            self._fault(failure)
+
+    def _note(self, record: Callable[..., None], *args: Any) -> None:
+        """Count or log something; a fault there is a fault like any other, and changes nothing for the caller."""
+        try:
+            record(*args)
+        except Exception as fault:  # noqa: BLE001 - law 3
+            self._fault(fault)
+
+    def _fault(self, fault: Exception) -> None:
+        with contextlib.suppress(Exception):  # a log that raises: the counter has it, and there is nobody left to tell
+            self.stats.fault(fault)
+
+    def cache_info(self) -> CacheInfo:
+        """Return the counters and what is kept; see `CacheInfo`."""
+        memory, counts = self.memory.info(), self.stats.counts
+        return CacheInfo(
+            hits=counts["hits"], misses=counts["misses"], maxsize=memory.max_bytes, currsize=memory.currsize,
+            coalesced=counts["coalesced"], bypassed=counts["bypassed"], errors=counts["errors"],
+            evictions=memory.evictions, refused=memory.refused, items=memory.items, pinned=memory.pinned,
+            saved_seconds=self.stats.saved_seconds, bypass_reasons=dict(self.stats.reasons),
+        )  # fmt: skip
+
+    def clear(self) -> None:
+        """Drop every item. No call that begins after this gets a value whose computation began before it."""
+        self.memory.clear()
+        self.flight.forget()
+
+    def settle(self) -> None:
+        """Wait until no work of the cache runs in the background (trials)."""
+        self.trials.settle()
+
+    def close(self) -> None:
+        """Write the last line in the log and drop every item; later calls are plain. Closing twice does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._note(self.stats.report, self.cache_info())
+            self.memory.close()
+
+    def __enter__(self) -> "Cache":
+        """Return the cache itself, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the cache."""
+        self.close()
+
+    def __repr__(self) -> str:
+        """Show the settings, never the secret."""
+        s = self._settings
+        return f"Cache({s.max_bytes}, name={s.name!r}, namespace={s.namespace!r}, hasher={self.hasher.algorithm!r})"
+
+    def __copy__(self) -> "Cache":
+        """Copies of what uses a cache use the same cache."""
+        return self
+
+    def __deepcopy__(self, _: object) -> "Cache":
+        """Deep copies of what uses a cache use the same cache."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as settings: no items, no secret; equal settings in one process share one cache."""
+        return (_cache_with, (self._settings,))
+
+
+class _ProcessorError(Exception):
+    """Carries the processor's own exception past everything that is a fault of mmcache."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+_Landings = dict[bytes, Landed[Item | Unshared]]
+
+_open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
+_by_settings: "weakref.WeakValueDictionary[Settings, Cache]" = weakref.WeakValueDictionary()
+_default: dict[str, Cache] = {}
+
+
+def default_cache() -> Cache:
+    """Return the one cache of this process that everything uses which was given none; made at first use."""
+    if "cache" not in _default:
+        _default.setdefault("cache", Cache())
+    return _default["cache"]
+
+
+def _remember(cache: Cache) -> None:
+    if not _open_caches:
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+    _open_caches.add(cache)
+    _by_settings[cache._settings] = cache
+    renew_in_children(cache.memory, cache.flight, cache.stats, cache.trials)
+
+
+def _close_all() -> None:
+    """Write the last line of every cache at the end of the process."""
+    for cache in list(_open_caches):
+        cache.close()
+
+
+def _cache_with(settings: Settings) -> Cache:
+    known = _by_settings.get(settings)
+    if known is not None and not known._closed:
+        return known
+    return Cache(
+        settings.max_bytes, name=settings.name, namespace=settings.namespace, hasher=settings.hasher,
+        log_interval=settings.log_interval,
+    )  # fmt: skip

@@ -1,0 +1,217 @@
+"""One call of an image processor, as the cache sees it: its form, its keys, its trial, and how its items join."""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mmcache.cache import Bypass, Cache, Unshared
+from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
+from mmcache.fingerprints import encode, kind_of
+from mmcache.fingerprints.identity import RefusedOptions, describe_processor, has_foreign_code, plain_class
+from mmcache.flight import computing
+from mmcache.items import Item
+from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.layout.probes import probes_like, trait_of
+from mmcache.layout.scaling import scaled_down
+from mmcache.layout.trial import Form, Verdict, try_processor, watched
+
+_SOURCES = ("image", "array", "tensor")
+
+SOURCE_CHANGED = SourceChanged("an image was changed between add and its processing; nothing was stored: add it again")
+
+
+class ProcessorCall:
+    """A call of ``preprocess(images, **options)``; ``original`` is the real one, not bound to an object."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        processor: Any,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        options: dict[str, Any],
+        *,
+        patience: float = PATIENCE_SECONDS,
+    ) -> None:
+        """Only keep what was given: whatever is wrong with it is the plain processor's to say."""
+        self._cache, self._processor, self._original = cache, processor, original
+        self._args, self._given, self._patience = args, options, patience
+        images = args[0] if args else options.get("images")
+        self.images = len(images) if isinstance(images, list | tuple) else 1
+        self.single = self.images == 1
+        self.form: Form = "one"
+        self.sources: list[Any] = []
+        self.counts: list[int] = []
+        self.verdict = Verdict()
+        self.identity = b""
+
+    def plain(self) -> Any:
+        """Run the real processor on everything."""
+        with computing():
+            return self._original(self._processor, *self._args, **self._given)
+
+    def keys(self) -> list[bytes]:
+        """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
+        images, self._options = self._bound()
+        self.form, self.sources, self.counts = arranged(images, self._fetched)
+        self.images = len(self.sources)
+        self.single = self.form != "nested" and self.images == 1
+        description = self._description()
+        self.verdict = self._tried(description)
+        self.identity = self._cache.hasher.digest(encode(description))
+        return [self.key_of(source) for source in self.sources]
+
+    def key_of(self, source: Any) -> bytes:
+        """Return the key of an image as it is now, for this call's processor and options."""
+        try:
+            return self._cache.key(self.identity, source, metadata=has_foreign_code(type(self._processor)))
+        except (UnsupportedSource, NotEncodable) as refused:
+            raise Bypass(str(refused)) from None
+
+    def compute(self, position: int) -> Any:
+        """Run the real processor on one image, in a list of one if the call has a list."""
+        image = self.sources[position]
+        return self.process(image if self.form == "one" else [image])
+
+    def process(self, images: Any) -> Any:
+        """Run the real processor with this call's options on these images."""
+        return self._original(self._processor, images, **self._options)
+
+    def join(self, items: Sequence[Item]) -> Any:
+        """Return the output in the form of the call."""
+        return items[0].thaw() if self.single else self.joined([item.value for item in items])
+
+    def joined(self, outputs: Sequence[Any]) -> Any:
+        """Join the outputs of all images, in the form of the call; raise `Bypass` for images that make no batch."""
+        assert self.verdict.layout is not None, "only a call with a single image has no layout"
+        try:
+            if self.form == "nested":
+                return self.verdict.layout.join_nested(outputs, self.counts)
+            return self.verdict.layout.join(outputs)
+        except NotJoinable:
+            raise Bypass("images whose outputs make no batch, such as unequal sizes") from None
+
+    def _bound(self) -> tuple[Any, dict[str, Any]]:
+        if len(self._args) > 1:
+            raise Bypass("positional arguments beside images")
+        options = dict(self._given)
+        if self._args:
+            return self._args[0], options
+        if "images" not in options:
+            raise Bypass("a call without images")
+        return options.pop("images"), options
+
+    def _fetched(self, text: str) -> Any:
+        """Load an image that is given as text, by the processor's own loader; its errors are the plain call's."""
+        if text.startswith(("http://", "https://")):
+            raise Bypass("a URL names no content")
+        if has_foreign_code(type(self._processor)) or not hasattr(self._processor, "fetch_images"):
+            raise Bypass("images given as text, to a loader that was not tried")
+        try:
+            return self._processor.fetch_images(text)
+        except Exception:  # noqa: BLE001 - whatever it is, the plain call raises it again, as its own
+            raise Bypass("an image given as text that cannot be loaded") from None
+
+    def _description(self) -> tuple[Any, ...]:
+        try:
+            return describe_processor(self._processor, self._options)
+        except (NotEncodable, NotIdentifiable) as refused:
+            raise Bypass(str(refused)) from None
+        except RefusedOptions:
+            raise Bypass("options that the processor refuses") from None
+
+    def _tried(self, description: tuple[Any, ...]) -> Verdict:
+        """Return the verdict on this structure for every kind of source in the call, if they agree."""
+        try:
+            structure = encode((description, self.form), numbers=False)
+        except NotEncodable as refused:
+            raise Bypass(str(refused)) from None
+        verdicts = []
+        for trait, source in {trait_of(source): source for source in self.sources}.items():
+            verdict = self._cache.trials.verdict(
+                structure + encode(trait), self._trial(source), patience=self._patience
+            )
+            if verdict is None:
+                raise Bypass("its trial is still running")
+            if not verdict.served:
+                raise Bypass(f"{plain_class(type(self._processor)).__name__}: {verdict.reason}")
+            verdicts.append(verdict)
+        if any(verdict.layout != verdicts[0].layout for verdict in verdicts):
+            raise Bypass("kinds of images that join differently, in one batch")
+        return verdicts[0]
+
+    def _trial(self, source: Any) -> Callable[[], Verdict]:
+        """Return the trial on a copy of the processor, so that the caller's stays as it is."""
+        # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
+        twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
+
+        def run(processor: Any, options: dict[str, Any], images: Any) -> Any:
+            with computing():
+                return original(processor, images, **options)
+
+        def trial() -> Verdict:
+            picture = probes_like(source)[0]
+            small, fewer = scaled_down(twin, options, lambda p, o: watched(lambda images: run(p, o, images))(picture))
+            return try_processor(lambda images: run(small, fewer, images), source, form)
+
+        return trial
+
+
+class ImageCall:
+    """One image of a call, processed by itself and perhaps later: its source may have been changed by then."""
+
+    images = 1
+    single = True
+
+    def __init__(self, parent: ProcessorCall, position: int, key: bytes) -> None:
+        """``key`` is what the parent call gave for the image at ``position``."""
+        self.parent, self.source, self.key = parent, parent.sources[position], key
+
+    def plain(self) -> Any:
+        """Run the real processor on a list of this image."""
+        with computing():
+            return self.parent.process([self.source])
+
+    def keys(self) -> list[bytes]:
+        """Return the key that the image had when it was added."""
+        return [self.key]
+
+    def compute(self, _: int) -> Any:
+        """Run the real processor; keep nothing if the source is no longer what its key says."""
+        raw = self.parent.process([self.source])
+        if self.parent.key_of(self.source) != self.key:
+            return Unshared(raw, "a source that was changed before it was processed", SOURCE_CHANGED)
+        return raw
+
+    def join(self, items: Sequence[Item]) -> Any:
+        """Return the output of a list of this image."""
+        return items[0].thaw()
+
+
+def arranged(images: Any, fetched: Callable[[str], Any]) -> tuple[Form, list[Any], list[int]]:
+    """Return the form of ``images``, its sources in order, and for nested lists the number per sample.
+
+    Texts (paths, base64) are replaced by what ``fetched`` gives for them. Raises `Bypass` for anything else.
+    """
+    if not isinstance(images, list | tuple):
+        return "one", [_source(images, fetched)], []
+    if images and not any(isinstance(sample, list | tuple) for sample in images):
+        return "flat", [_single(_source(image, fetched)) for image in images], []
+    if images and all(isinstance(sample, list | tuple) and sample for sample in images):
+        flat = [_single(_source(image, fetched)) for sample in images for image in sample]
+        return "nested", flat, [len(sample) for sample in images]
+    raise Bypass("an empty list of images, or one of images and lists")
+
+
+def _source(image: Any, fetched: Callable[[str], Any]) -> Any:
+    if isinstance(image, str):
+        image = fetched(image)
+    if kind_of(image) not in _SOURCES:
+        raise Bypass(f"images of type {type(image).__module__}.{type(image).__qualname__}")
+    return image
+
+
+def _single(source: Any) -> Any:
+    if kind_of(source) != "image" and source.ndim > 3:
+        raise Bypass("a list of arrays that are batches themselves")
+    return source

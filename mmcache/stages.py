@@ -1,0 +1,442 @@
+"""Two stages of an engine: `Stages.add` when a request comes in, `Stages.execute` when the model runs.
+
+The first stage needs to know how many tokens an image takes, the second one its pixels; an engine that asks the
+processor both times does the work twice. A ticket links the two: it names the item, pins it until it is used, and
+carries the source, so that it can always be redeemed, here or in another process.
+"""
+
+import asyncio
+import copy
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import cachetools
+
+from mmcache.cache import Bypass, Cache, default_cache
+from mmcache.errors import BadArgument, ItemGone, NotJoinable
+from mmcache.fingerprints import encode, kind_of
+from mmcache.fingerprints.identity import plain_class
+from mmcache.forks import renew_in_children
+from mmcache.items import Item
+from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.layout.fields import Layout
+from mmcache.layout.geometry import filled, outline, summary
+from mmcache.layout.probes import trait_of
+from mmcache.processing import SOURCE_CHANGED, ImageCall, ProcessorCall
+from mmcache.wrapping import takes_images, unwrap
+
+Pixels = Literal["eager", "now", "lazy"]
+_StandIn = Callable[[Any, dict[str, Any]], Any]
+
+# Sizes with their options that are remembered: a few hundred bytes each, and traffic has far fewer distinct ones.
+_MOST_GEOMETRIES = 4096
+
+
+class Ticket:
+    """What `Stages.add` gives for one image, and `Stages.execute` redeems for its tensors.
+
+    ``geometry`` holds each output's integers (grids, sizes) as nested lists and each pixel output's shape as a tuple;
+    ``num_tokens`` is the number of placeholder tokens in the text, None for a bare image processor. A ticket pins its
+    item until it is executed, released or garbage; executed twice it gives equal tensors twice. It travels to other
+    processes, with its source unless ``Stages(carry_source=False)``.
+    """
+
+    def __init__(
+        self,
+        key: bytes | None,
+        source: Any,
+        options: dict[str, Any],
+        geometry: dict[str, Any],
+        layout: Layout | None,
+        *,
+        origin: bytes,
+        carry_source: bool,
+    ) -> None:
+        """Made by `Stages.add`."""
+        self.key, self.source, self.options = key, source, options
+        self.geometry, self.layout = geometry, layout
+        self.num_tokens: int | None = None
+        self.origin, self.carry_source = origin, carry_source
+        self._let_go: weakref.finalize[Any, Any] | None = None
+
+    def pin_in(self, cache: Cache) -> None:
+        """Keep the item in the memory tier, and count the source as kept alive, until `release` or garbage."""
+        if self.key is not None:
+            cache.memory.pin(self.key)
+            held = source_bytes(self.source)
+            cache.memory.hold(held)
+            self._let_go = weakref.finalize(self, _let_go, cache.memory, self.key, held)
+            self._let_go.atexit = False
+
+    def release(self) -> None:
+        """Let the item be evicted, for a request that was cancelled. The ticket can still be executed."""
+        if self._let_go is not None:
+            self._let_go()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without the pin, and without the source if it is not to be carried."""
+        state = {name: value for name, value in vars(self).items() if name != "_let_go"}
+        return state if self.carry_source else {**state, "source": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive unpinned."""
+        vars(self).update(state, _let_go=None)
+
+    def __repr__(self) -> str:
+        """Show the key's beginning and the number of tokens."""
+        return f"Ticket({self.key.hex()[:12] if self.key else 'plain'}, num_tokens={self.num_tokens})"
+
+
+class Placeholder(NamedTuple):
+    """Where an image stands in the token ids: in which sample, from which position, over how many.
+
+    ``num_tokens`` of these positions are placeholder tokens; a processor may put others between them.
+    """
+
+    sample: int
+    offset: int
+    length: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `Stages.add_request` gives: the text's outputs, and a ticket and a placeholder for each image.
+
+    ``inputs`` is what the processor gives for text and images without the images' own outputs: ``input_ids`` (int64,
+    samples by tokens) with expanded placeholders, ``attention_mask`` and the like. ``placeholders`` is None if the
+    placeholders could not be told apart.
+    """
+
+    inputs: Any
+    tickets: list[Ticket]
+    placeholders: list[Placeholder] | None
+
+
+class Stages:
+    """The two stages for one processor.
+
+    Args:
+        processor: a Hugging Face ``Processor`` or image processor, wrapped or not.
+        cache: where items are kept; None is the process-wide cache.
+        pixels: when an image is processed. ``"eager"``: on a pool of threads, `add` returns as soon as the geometry
+            is known. ``"now"``: before `add` returns. ``"lazy"``: when it is executed; if the source was changed in
+            between, `execute` raises `SourceChanged`. An image whose geometry is not known is always processed at
+            once.
+        carry_source: whether a ticket takes its source to another process. Without, it is under 1 KB, and raises
+            `ItemGone` where its item is not.
+        workers: threads for eager processing. Default: one for each core, at most 4.
+
+    Raises:
+        BadArgument: an argument is not accepted.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        *,
+        cache: Cache | None = None,
+        pixels: Pixels = "eager",
+        carry_source: bool = True,
+        workers: int | None = None,
+    ) -> None:
+        """Start without threads; see the class."""
+        if pixels not in ("eager", "now", "lazy"):
+            raise BadArgument("pixels", pixels, '"eager", "now" or "lazy"')
+        if workers is not None and (not isinstance(workers, int) or workers < 1):
+            raise BadArgument("workers", workers, "a number of threads, 1 or more")
+        plain = unwrap(processor)
+        self._processor: Any = None if takes_images(type(plain)) else plain
+        self._image_processor: Any = plain if self._processor is None else plain.image_processor
+        self._original = plain_class(type(self._image_processor)).preprocess  # type: ignore[attr-defined]
+        self._cache = cache if cache is not None else default_cache()
+        self._pixels, self._carry_source = pixels, carry_source
+        self._workers = workers or min(4, os.cpu_count() or 1)
+        self._geometries: cachetools.LRUCache[bytes, Any] = cachetools.LRUCache(_MOST_GEOMETRIES)
+        self._pool: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
+        renew_in_children(self)
+
+    def add(self, image: Any, **options: Any) -> Ticket:
+        """Take in one image with the options of its processor; return its ticket, with its geometry.
+
+        Raises what the processor raises for the image. ``image`` is whatever the processor takes for one image.
+        """
+        placeholder = getattr(self._processor, "image_token", None)
+        if isinstance(placeholder, str):
+            # Through the Processor, which may override options of its image processor with defaults of its own.
+            return self.add_request(placeholder, [image], **options).tickets[0]
+        return self._tickets([image], options)[0][0]
+
+    def add_request(self, text: Any, images: Any = None, **options: Any) -> Request:
+        """Take in the text and images of one request; return token ids with expanded placeholders, and tickets.
+
+        Needs a ``Processor``, which is called as it is (its defaults and checks included), but with images' geometry
+        in place of their pixels. ``options`` are those of the processor's call.
+
+        Raises:
+            BadArgument: these stages have an image processor only.
+            Exception: what the processor raises.
+        """
+        if self._processor is None:
+            raise BadArgument("processor", type(self._image_processor).__name__, "a Processor, with a tokenizer")
+        tickets: list[Ticket] = []
+        outlines: list[Any] = []
+
+        def stand_in(images: Any, given: dict[str, Any]) -> Any:
+            added, taken_out, output = self._tickets(images if isinstance(images, list | tuple) else [images], given)
+            tickets.extend(added)
+            outlines.extend(taken_out)
+            return output
+
+        inputs = self._expanded(text, images, stand_in, **options)
+        for ticket, outlined in zip(tickets, outlines, strict=True):
+            ticket.num_tokens = self._num_tokens(inputs if len(tickets) == 1 else None, ticket, outlined, options)
+        for name in {name for ticket in tickets for name in ticket.geometry} & set(inputs):
+            del inputs[name]
+        return Request(inputs, tickets, self._placeholders(inputs, tickets))
+
+    def execute(self, tickets: Iterable[Ticket], *, device: Any = None, dtype: Any = None) -> Any:
+        """Return the outputs of these tickets' images as one batch, in this order, in fresh memory.
+
+        It is what the image processor gives for a list of the images with ``return_tensors="pt"``, each image with
+        the options that it was added with; moved to ``device``, real tensors cast to ``dtype``.
+
+        Raises:
+            SourceChanged: an image was changed since it was added, before it was processed.
+            ItemGone: a ticket came without its source, and its item is not here.
+            NotJoinable: images with different options, of a processor whose batches cannot be joined.
+            Exception: what the processor raises.
+        """
+        batch = list(tickets)
+        if not batch or not all(isinstance(ticket, Ticket) for ticket in batch):
+            raise BadArgument("tickets", tickets, "one or more tickets")
+        output = self._cache.serve(_Execution(self, self._cache, batch))
+        for ticket in batch:
+            ticket.release()
+        if device is not None or dtype is not None:
+            output = output.to(**{k: v for k, v in (("device", device), ("dtype", dtype)) if v is not None})
+        return output
+
+    async def aadd(self, image: Any, **options: Any) -> Ticket:
+        """`add` in a thread, for an event loop."""
+        return await asyncio.to_thread(self.add, image, **options)
+
+    async def aadd_request(self, text: Any, images: Any = None, **options: Any) -> Request:
+        """`add_request` in a thread, for an event loop."""
+        return await asyncio.to_thread(self.add_request, text, images, **options)
+
+    async def aexecute(self, tickets: Iterable[Ticket], *, device: Any = None, dtype: Any = None) -> Any:
+        """`execute` in a thread, for an event loop."""
+        return await asyncio.to_thread(self.execute, tickets, device=device, dtype=dtype)
+
+    def close(self) -> None:
+        """Wait for eager work that has begun, drop what has not, and end the threads. Tickets stay valid."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def __enter__(self) -> "Stages":
+        """Return the stages, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def after_fork_in_child(self) -> None:
+        """Forget the pool, whose threads are not in the child, and a lock that one of them may hold."""
+        self._pool = None
+        self._lock = threading.Lock()
+
+    def call(self, images: Any, options: dict[str, Any]) -> ProcessorCall:
+        """Return a call of the plain image processor; outputs are always tensors."""
+        tensors = {**options, "return_tensors": "pt"}
+        return ProcessorCall(
+            self._cache, self._image_processor, self._original, (images,), tensors, patience=PATIENCE_SECONDS
+        )
+
+    def _tickets(self, images: Any, options: dict[str, Any]) -> tuple[list[Ticket], list[Any], Any]:
+        """Return tickets for a list of images, what is known of each one's outputs, and their batch without pixels."""
+        call = self.call(images, options)
+        failure: Exception
+        try:
+            parts = [ImageCall(call, position, key) for position, key in enumerate(call.keys())]
+            outlines = [self._outlined(part) for part in parts]
+            whole = filled(call.joined(outlines))
+        except Exception as error:  # noqa: BLE001 - law 3: what is not the caller's ends in the plain call
+            failure = error
+        else:
+            layout = call.verdict.layout
+            tickets = [
+                self._ticket(part.key, part.source, options, outlined, layout)
+                for part, outlined in zip(parts, outlines, strict=True)
+            ]
+            return tickets, outlines, whole
+        self._cache.settle_failure(call, failure)
+        return self._plain_tickets(call, images, options)
+
+    def _plain_tickets(self, call: ProcessorCall, images: Any, options: dict[str, Any]) -> tuple[Any, list[Any], Any]:
+        """Return tickets without a key, for images that only the plain processor can serve."""
+        output = call.plain()
+        sources = [i for image in images for i in (image if isinstance(image, list | tuple) else [image])]
+        outlines = [outline(self.call([s], options).plain() if len(sources) > 1 else output) for s in sources]
+        tickets = [self._ticket(None, s, options, o, None) for s, o in zip(sources, outlines, strict=True)]
+        return tickets, outlines, output
+
+    def _ticket(
+        self, key: bytes | None, source: Any, options: dict[str, Any], outlined: Any, layout: Layout | None
+    ) -> Ticket:
+        ticket = Ticket(
+            key, source, options, summary(outlined), layout, origin=self._cache.token, carry_source=self._carry_source
+        )
+        ticket.pin_in(self._cache)
+        return ticket
+
+    def _outlined(self, part: ImageCall) -> Any:
+        """Return an image's outputs without pixels: remembered for its size, else from its item."""
+        of_size = encode((part.parent.identity, trait_of(part.source), size_of(part.source)))
+        with self._lock:
+            known = self._geometries.get(of_size)
+        if known is not None and self._pixels != "now" and self._cache.memory.get_many([part.key]) == [None]:
+            if self._pixels == "eager":
+                self._start(part)
+            return known
+        outlined = outline(self._cache.items(part)[0].value)
+        if part.parent.verdict.steady_geometry:
+            with self._lock:
+                self._geometries[of_size] = outlined
+        return outlined
+
+    def _start(self, part: ImageCall) -> None:
+        """Process an image on the pool; whatever goes wrong there comes up again when its ticket is executed."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="mmcache-stages")
+            self._pool.submit(self._cache.items, part)
+
+    def _expanded(self, text: Any, images: Any, stand_in: _StandIn, **options: Any) -> Any:
+        """Call the processor with something in the place of its image processor."""
+        twin, cls = copy.copy(self._processor), type(self._image_processor)
+
+        def preprocess(_: Any, images: Any, **given: Any) -> Any:
+            return stand_in(images, given)
+
+        twin.image_processor = copy.copy(self._image_processor)
+        twin.image_processor.__class__ = type(cls.__name__, (cls,), {"preprocess": preprocess})
+        return twin(text=text, images=images, **{**options, "return_tensors": "pt"})
+
+    def _num_tokens(self, inputs: Any, ticket: Ticket, outlined: Any, options: dict[str, Any]) -> int | None:
+        """Count an image's placeholder tokens, in ``inputs`` if it is alone there, else by expanding one placeholder."""
+        if inputs is None:
+            text = getattr(self._processor, "image_token", None)
+            if not isinstance(text, str):
+                return None
+            inputs = self._expanded(text, [ticket.source], lambda *_: filled(outlined), **options)
+        return sum(len(positions) for positions in self._image_tokens(inputs))
+
+    def _image_tokens(self, inputs: Any) -> list[list[int]]:
+        """Return the positions of placeholder tokens in each sample."""
+        ids = getattr(self._processor, "image_token_ids", None) or [getattr(self._processor, "image_token_id", None)]
+        return [[at for at, token in enumerate(sample) if token in ids] for sample in inputs["input_ids"].tolist()]
+
+    def _placeholders(self, inputs: Any, tickets: Sequence[Ticket]) -> list[Placeholder] | None:
+        """Tell images apart by their numbers of tokens: in order, each within one sample."""
+        samples = [(number, positions) for number, positions in enumerate(self._image_tokens(inputs)) if positions]
+        found: list[Placeholder] = []
+        for ticket in tickets:
+            if not samples or not ticket.num_tokens or ticket.num_tokens > len(samples[0][1]):
+                return None
+            number, positions = samples[0]
+            own, rest = positions[: ticket.num_tokens], positions[ticket.num_tokens :]
+            found.append(Placeholder(number, own[0], own[-1] - own[0] + 1, len(own)))
+            samples[0:1] = [(number, rest)] if rest else []
+        return None if samples else found
+
+
+class _Execution:
+    """The execution of some tickets, as the cache sees it."""
+
+    def __init__(self, stages: Stages, cache: Cache, tickets: Sequence[Ticket]) -> None:
+        self._stages, self._cache, self._tickets = stages, cache, tickets
+        self.images = len(tickets)
+        self.single = self.images == 1
+        self._parts: dict[int, ImageCall] = {}
+
+    def keys(self) -> list[bytes]:
+        return [self._key(position, ticket) for position, ticket in enumerate(self._tickets)]
+
+    def _key(self, position: int, ticket: Ticket) -> bytes:
+        """Return a ticket's key; unless its item is here, its source must be there and unchanged."""
+        own = ticket.origin == self._cache.token
+        if ticket.key is not None and own and self._cache.memory.get_many([ticket.key]) != [None]:
+            return ticket.key
+        if ticket.source is None:
+            raise ItemGone("a ticket without its source, and its item is not here: add the image again")
+        call = self._stages.call([ticket.source], ticket.options)
+        (key,) = call.keys()
+        if ticket.key is not None and own and key != ticket.key:
+            raise SOURCE_CHANGED
+        ticket.layout = call.verdict.layout
+        self._parts[position] = ImageCall(call, 0, key)
+        return key
+
+    def compute(self, position: int) -> Any:
+        if position not in self._parts:  # evicted between look-up and use
+            self._parts[position] = self._part(self._tickets[position])
+        return self._parts[position].compute(0)
+
+    def _part(self, ticket: Ticket) -> ImageCall:
+        if ticket.source is None or ticket.key is None:
+            raise ItemGone("the item of a ticket without its source was evicted just now: add the image again")
+        call = self._stages.call([ticket.source], ticket.options)
+        call.keys()
+        return ImageCall(call, 0, ticket.key)
+
+    def join(self, items: Sequence[Item]) -> Any:
+        for ticket, item in zip(self._tickets, items, strict=True):
+            if summary(outline(item.value)) != ticket.geometry:
+                self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
+        return items[0].thaw() if self.single else self._joined([item.value for item in items])
+
+    def _joined(self, outputs: Sequence[Any]) -> Any:
+        layout = self._tickets[0].layout
+        if layout is None or any(ticket.layout != layout for ticket in self._tickets):
+            raise Bypass("tickets whose images join differently")
+        return layout.join(outputs)
+
+    def plain(self) -> Any:
+        tickets = self._tickets
+        if any(ticket.source is None for ticket in tickets):
+            raise ItemGone("a ticket without its source, and its item is not here: add the image again")
+        if all(ticket.options == tickets[0].options for ticket in tickets):
+            return self._stages.call([ticket.source for ticket in tickets], tickets[0].options).plain()
+        if (layout := tickets[0].layout) is None:
+            raise NotJoinable(
+                "these tickets have different options, and their processor's batches are not joined from single "
+                "images: execute them one by one"
+            )
+        return layout.join([self._stages.call([ticket.source], ticket.options).plain() for ticket in tickets])
+
+
+def _let_go(memory: Any, key: bytes, held: int) -> None:
+    """Take back a pin and a held source: runs in the garbage collector, so it takes no lock."""
+    memory.unpin_later(key)
+    memory.release_later(held)
+
+
+def size_of(source: Any) -> tuple[int, ...]:
+    """Return the size of an image (width, height) or the shape of an array or tensor."""
+    return tuple(source.size) if kind_of(source) == "image" else tuple(source.shape)
+
+
+def source_bytes(source: Any) -> int:
+    """Return how many bytes a source keeps alive."""
+    if kind_of(source) == "image":
+        return int(source.width * source.height * len(source.getbands()))
+    return int(getattr(source, "nbytes", 0))

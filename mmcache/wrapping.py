@@ -1,0 +1,183 @@
+"""Hugging Face processors: `wrap` one, or `install` the cache under all of them.
+
+Both replace ``preprocess``, which every way of calling a processor ends in: `wrap` on a subclass made for one object
+(so that its attributes, its dict and its files know nothing of it), `install` on the classes themselves.
+"""
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from mmcache.cache import Cache, default_cache
+from mmcache.errors import BadArgument, InUse
+from mmcache.fingerprints.identity import plain_class
+from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.processing import ProcessorCall
+
+ProcessorT = TypeVar("ProcessorT")
+
+_ACCEPTED = "a Hugging Face image processor, or a Processor with one as .image_processor"
+
+
+def wrap(processor: ProcessorT, cache: Cache | None = None) -> ProcessorT:
+    """Return a copy of a processor that looks every image up before it processes it.
+
+    The copy is of the same class for ``isinstance``, has the same attributes, saves, copies and travels to other
+    processes like the original (without items); the original stays as it is. ``cache=None`` is the process-wide cache.
+
+    Raises:
+        BadArgument: not a Hugging Face image processor or Processor.
+
+    >>> from transformers import CLIPImageProcessorPil
+    >>> processor = wrap(CLIPImageProcessorPil(), Cache("64MiB"))
+    >>> isinstance(processor, CLIPImageProcessorPil)
+    True
+    """
+    cache = cache if cache is not None else default_cache()
+    if not isinstance(cache, Cache):
+        raise BadArgument("cache", cache, "an mmcache.Cache, or None for the process-wide one")
+    if takes_images(type(processor)):
+        plain = plain_class(type(processor))
+        return _as_class(processor, _wrapped_class(plain, cache))
+    if takes_images(type(getattr(processor, "image_processor", None))):
+        twin = copy.copy(processor)
+        twin.image_processor = wrap(twin.image_processor, cache)  # type: ignore[attr-defined]
+        return twin
+    raise BadArgument("processor", type(processor).__name__, _ACCEPTED)
+
+
+def unwrap(processor: ProcessorT) -> ProcessorT:
+    """Return a copy of a wrapped processor without the cache, with the attributes that it has now.
+
+    A processor that is not wrapped is copied as it is.
+
+    Raises:
+        BadArgument: not a Hugging Face image processor or Processor.
+    """
+    if takes_images(type(processor)):
+        return _as_class(processor, plain_class(type(processor)))
+    if takes_images(type(getattr(processor, "image_processor", None))):
+        twin = copy.copy(processor)
+        twin.image_processor = unwrap(twin.image_processor)  # type: ignore[attr-defined]
+        return twin
+    raise BadArgument("processor", type(processor).__name__, _ACCEPTED)
+
+
+def takes_images(cls: type) -> bool:
+    """Whether a class is an image processor: one of transformers' with a ``preprocess(images, ...)``."""
+    if not any(base.__name__ == "ImageProcessingMixin" for base in cls.__mro__):
+        return False
+    preprocess = getattr(cls, "preprocess", None)
+    return callable(preprocess) and "images" in list(inspect.signature(preprocess).parameters)[1:2]
+
+
+def _as_class(processor: ProcessorT, cls: type) -> ProcessorT:
+    """Return a shallow copy of an object under another class of the same layout."""
+    twin: ProcessorT = object.__new__(cls)
+    twin.__dict__.update(vars(processor))
+    return twin
+
+
+def _wrapped_class(plain: type, cache: Cache) -> type:
+    """Make the subclass that looks images up; by name, module and documentation it is the plain class."""
+
+    def reduce(self: Any, _: Any) -> tuple[Any, ...]:
+        return (wrap, (unwrap(self), cache))
+
+    members = {
+        "preprocess": _served(plain.preprocess, cache, PATIENCE_SECONDS),  # type: ignore[attr-defined]
+        "__mmcache_plain__": plain,
+        "__mmcache_cache__": cache,
+        "__reduce_ex__": reduce,
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+    }
+    return type(plain)(plain.__name__, (plain,), members)
+
+
+def _served(original: Callable[..., Any], cache: Cache, patience: float) -> Callable[..., Any]:
+    """Return ``preprocess`` as it looks with the cache in front of it."""
+
+    @functools.wraps(original)
+    def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=patience))
+
+    preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
+    return preprocess
+
+
+class Installation:
+    """What `install` did, to be undone by `close` or at the end of a ``with`` block."""
+
+    def __init__(self, cache: Cache, mixin: Any) -> None:
+        """Patch every image processor class under ``mixin``, and those that will be defined."""
+        self.cache = cache
+        self._mixin = mixin
+        self._originals: dict[type, Callable[..., Any]] = {}
+        for cls in list(_subclasses(mixin)):
+            self._patch(cls)
+        installation = self
+
+        def patch_new(cls: Any, **options: Any) -> None:
+            super(mixin, cls).__init_subclass__(**options)
+            installation._patch(cls)
+
+        mixin.__init_subclass__ = classmethod(patch_new)  # type: ignore[arg-type]
+
+    def _patch(self, cls: type) -> None:
+        original = vars(cls).get("preprocess")
+        if original is None or "__mmcache_plain__" in vars(cls) or not takes_images(cls):
+            return
+        self._originals[cls] = original
+        cls.preprocess = _served(original, self.cache, patience=0.0)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Put every class back as it was; the cache stays open. Closing twice does nothing."""
+        if _installed.get("here") is not self:
+            return
+        del self._mixin.__init_subclass__
+        for cls, original in self._originals.items():
+            cls.preprocess = original  # type: ignore[attr-defined]
+        del _installed["here"]
+
+    def __enter__(self) -> "Installation":
+        """Return the installation, to be closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+
+_installed: dict[str, Installation] = {}
+
+
+def install(cache: Cache | None = None) -> Installation:
+    """Put the cache under every Hugging Face image processor of this process, those made later included.
+
+    Trials run in the background while calls go to the plain processor, so that no engine waits for one.
+    ``cache=None`` is the process-wide cache.
+
+    Raises:
+        InUse: there is an installation already; close it first.
+        BadArgument: not a cache.
+    """
+    cache = cache if cache is not None else default_cache()
+    if not isinstance(cache, Cache):
+        raise BadArgument("cache", cache, "an mmcache.Cache, or None for the process-wide one")
+    if "here" in _installed:
+        raise InUse(f"{_installed['here'].cache} is installed already: close that installation first")
+    from transformers.image_processing_base import ImageProcessingMixin
+
+    _installed["here"] = installation = Installation(cache, ImageProcessingMixin)
+    return installation
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    subclasses: list[type] = cls.__subclasses__()
+    for subclass in subclasses:
+        yield subclass
+        yield from _subclasses(subclass)

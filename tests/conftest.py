@@ -1,0 +1,28 @@
+"""What tests of several folders share."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2_vl_module() -> ModuleType:
+    """The module that the examples share, which is no part of any package."""
+    path = Path(__file__).parent.parent / "examples" / "tiny_qwen2_vl.py"
+    spec = importlib.util.spec_from_file_location("tiny_qwen2_vl", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["tiny_qwen2_vl"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen2_vl(tiny_qwen2_vl_module: ModuleType) -> tuple[Any, Any]:
+    """A Qwen2-VL ``Processor`` and a tiny model with random weights; shared by all tests, so not to be changed."""
+    made: tuple[Any, Any] = tiny_qwen2_vl_module.tiny_qwen2_vl()
+    return made

@@ -1,0 +1,432 @@
+"""Wrapped processors: the outputs of the plain ones, bit for bit, with as few real runs as possible."""
+
+import copy
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from PIL import Image
+
+import mmcache
+from mmcache.layout.compare import difference
+from tests.pictures import counted, picture
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "Qwen2VLImageProcessor": {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
+    "Qwen2VLImageProcessorPil": {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
+    # Qwen2.5-VL and Qwen3-VL checkpoints use these classes with their own numbers.
+    "Qwen2VLImageProcessor:2.5": {"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 784, "longest_edge": 99999}},
+    "Qwen2VLImageProcessor:3": {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    "Qwen2VLImageProcessorPil:3": {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
+    "CLIPImageProcessor": {},
+    "CLIPImageProcessorPil": {},
+    "SiglipImageProcessor": {},
+    "SiglipImageProcessorPil": {},
+    "LlavaNextImageProcessor": {},
+    "LlavaNextImageProcessorPil": {},
+    "Idefics3ImageProcessor": {"size": {"longest_edge": 728}, "return_row_col_info": True},
+    "Gemma3ImageProcessor": {},
+    "Gemma3ImageProcessorPil": {},
+}
+
+A, B, C, WIDE = picture(1), picture(2), picture(3, 64, 96), picture(4, 640, 200)
+FORMS: dict[str, Any] = {
+    "one": A,
+    "list of one": [B],
+    "list": [A, C, WIDE],
+    "other order": [WIDE, A],
+    "repeats": [C, C, A, C],
+    "tuple": (B, C),
+    "nested": [[A, WIDE], [C]],
+    "nested alone": [[C]],
+}
+
+
+def made(name: str) -> Any:
+    return getattr(transformers, name.partition(":")[0])(**PROCESSORS[name])
+
+
+def same(expected: Any, found: Any) -> None:
+    assert difference(expected, found) == ""
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
+    # However loaded the machine is: these tests are about what is served after a trial.
+    monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
+    with mmcache.Cache("512MiB", name="test") as cache:
+        yield cache
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_every_form_and_tensor_type_is_that_of_the_plain_call_cold_and_warm(name: str, cache: mmcache.Cache) -> None:
+    plain = made(name)
+    wrapped = mmcache.wrap(plain, cache)
+    for _, tensors in itertools.product(range(2), ("pt", "np", None)):
+        for images in FORMS.values():
+            same(plain(images, return_tensors=tensors), wrapped(images, return_tensors=tensors))
+    cache.settle()
+    info = cache.cache_info()
+    assert info.errors == 0
+    assert info.bypassed == 0, info.bypass_reasons
+    # Four distinct pictures, each once for each kind of tensors; everything else was looked up.
+    assert info.misses == 4 * 3
+    assert info.hits + info.coalesced == 2 * 3 * 17 - info.misses
+
+
+@pytest.mark.parametrize("name", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil", "Idefics3ImageProcessor"])
+def test_only_missing_images_reach_the_processor_each_distinct_one_once(name: str, cache: mmcache.Cache) -> None:
+    wrapped = mmcache.wrap(made(name), cache)
+    wrapped([picture(70), picture(71)], return_tensors="pt")  # the trials run here
+    wrapped(picture(70), return_tensors="pt")
+    with counted(type(made(name))) as runs:
+        wrapped([A, B, A, A], return_tensors="pt")
+        assert runs.images == 2
+        wrapped([C, B, A, C], return_tensors="pt")
+        assert runs.images == 3
+        wrapped(C, return_tensors="pt")
+        wrapped(images=[B, C], return_tensors="pt")
+        assert runs.images == 3
+
+
+def test_per_image_pixel_limits_are_in_the_key_and_start_no_trial_each(cache: mmcache.Cache) -> None:
+    plain = made("Qwen2VLImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    image = picture(5, 320, 240)
+    wrapped([image, A], size={"shortest_edge": 3136, "longest_edge": 20000}, return_tensors="pt")
+    with counted(type(plain)) as runs:
+        outputs = {
+            most: wrapped([image], size={"shortest_edge": 3136, "longest_edge": most}, return_tensors="pt")
+            for most in range(30000, 60000, 1500)
+        }
+        assert runs == [1] * 20
+    for most, output in outputs.items():
+        same(plain([image], size={"shortest_edge": 3136, "longest_edge": most}, return_tensors="pt"), output)
+
+
+@pytest.mark.filterwarnings("ignore:Passing `min_pixels`:FutureWarning")
+def test_min_pixels_and_max_pixels_as_options_of_the_call(cache: mmcache.Cache) -> None:
+    plain = made("Qwen2VLImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    image = picture(6, 320, 240)
+    for limits in ({"max_pixels": 20000}, {"min_pixels": 100000}, {"min_pixels": 3136, "max_pixels": 40000}):
+        for _ in range(2):
+            same(plain(image, return_tensors="pt", **limits), wrapped(image, return_tensors="pt", **limits))
+    assert (cache.cache_info().misses, cache.cache_info().hits) == (3, 3)
+
+
+def test_a_wrapped_processor_is_what_it_was(tmp_path: Path, cache: mmcache.Cache) -> None:
+    plain = made("Qwen2VLImageProcessor")
+    before = copy.deepcopy(plain.to_dict())
+    wrapped = mmcache.wrap(plain, cache)
+    assert isinstance(wrapped, transformers.Qwen2VLImageProcessor)
+    assert wrapped.to_dict() == before
+    assert vars(wrapped).keys() == vars(plain).keys()
+    assert type(plain) is transformers.Qwen2VLImageProcessor
+    wrapped.save_pretrained(tmp_path)
+    loaded = transformers.Qwen2VLImageProcessor.from_pretrained(tmp_path)
+    assert loaded.to_dict() == before
+    unwrapped = mmcache.unwrap(wrapped)
+    assert type(unwrapped) is transformers.Qwen2VLImageProcessor
+    assert unwrapped.to_dict() == before
+
+
+def test_copies_and_pickles_arrive_wrapped_with_the_same_cache_and_no_items(cache: mmcache.Cache) -> None:
+    wrapped = mmcache.wrap(made("CLIPImageProcessor"), cache)
+    expected = wrapped(A, return_tensors="pt")
+    sent = pickle.dumps(wrapped)
+    assert len(sent) < 5000
+    for twin in (copy.copy(wrapped), copy.deepcopy(wrapped), pickle.loads(sent)):
+        hits = cache.cache_info().hits
+        same(expected, twin(A, return_tensors="pt"))
+        assert cache.cache_info().hits == hits + 1
+    twin.do_normalize = False
+    same(expected, wrapped(A, return_tensors="pt"))
+
+
+def test_a_changed_attribute_changes_the_key_even_when_changed_in_place(cache: mmcache.Cache) -> None:
+    plain = made("Qwen2VLImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    image = picture(7, 320, 240)
+    first = wrapped(image, return_tensors="pt")
+    wrapped.size["longest_edge"] = 20000  # plain shares this object: a shallow copy
+    second = wrapped(image, return_tensors="pt")
+    assert second["pixel_values"].shape != first["pixel_values"].shape
+    same(plain(image, return_tensors="pt"), second)
+    wrapped.do_normalize = False
+    assert wrapped(image, return_tensors="pt")["pixel_values"].min() >= 0
+    assert plain.do_normalize
+    assert cache.cache_info().misses == 3
+
+
+def test_arrays_and_tensors_are_sources_of_their_own(cache: mmcache.Cache) -> None:
+    plain = made("CLIPImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    array = np.asarray(picture(8)).copy()
+    sources = [
+        array, np.ascontiguousarray(array.transpose(2, 0, 1)), torch.from_numpy(array.copy()),
+        (array / 255).astype(np.float32), Image.fromarray(array), np.asfortranarray(array),
+    ]  # fmt: skip
+    for _ in range(2):
+        for source in sources:
+            same(plain(source, return_tensors="pt"), wrapped(source, return_tensors="pt"))
+            same(plain([source, source], return_tensors="pt"), wrapped([source, source], return_tensors="pt"))
+    same(plain(np.stack([array, array]), return_tensors="pt"), wrapped(np.stack([array, array]), return_tensors="pt"))
+    assert cache.cache_info().errors == 0
+    assert cache.cache_info().misses <= len(sources) + 1
+
+
+@pytest.mark.parametrize("backend", ["CLIPImageProcessor", "CLIPImageProcessorPil"])
+@pytest.mark.filterwarnings("ignore")  # torchvision deprecates its decoder
+def test_paths_go_through_the_loader_and_share_the_content_of_what_it_gives(
+    backend: str, tmp_path: Path, cache: mmcache.Cache
+) -> None:
+    plain = made(backend)
+    wrapped = mmcache.wrap(plain, cache)
+    first, second = tmp_path / "a.png", tmp_path / "b.png"
+    picture(9).save(first)
+    picture(9).save(second, compress_level=0)
+    same(plain(str(first), return_tensors="pt"), wrapped(str(first), return_tensors="pt"))
+    same(plain([str(second)], return_tensors="pt"), wrapped([str(second)], return_tensors="pt"))
+    assert (cache.cache_info().misses, cache.cache_info().hits) == (1, 1)
+    picture(10).save(first)  # the path names other content now
+    same(plain(str(first), return_tensors="pt"), wrapped(str(first), return_tensors="pt"))
+    with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever the processor says
+        plain(str(tmp_path / "none.png"))
+    with pytest.raises(type(expected.value)):
+        wrapped(str(tmp_path / "none.png"))
+
+
+@pytest.mark.parametrize("images", [[], None, "", 5, [None], [A, [B]], [[]], {"a": 1}, b"bytes"])
+def test_what_the_processor_refuses_it_still_refuses_in_the_same_words(images: Any, cache: mmcache.Cache) -> None:
+    plain = made("CLIPImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    try:
+        expected = plain(images, return_tensors="pt")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it must be the same
+        with pytest.raises(type(error)) as found:
+            wrapped(images, return_tensors="pt")
+        assert str(found.value) == str(error)
+    else:
+        same(expected, wrapped(images, return_tensors="pt"))
+    assert cache.cache_info().items == 0
+
+
+def test_an_error_is_the_processors_own_is_not_stored_and_is_tried_again(cache: mmcache.Cache) -> None:
+    plain = made("Qwen2VLImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    narrow = picture(11, 2010, 10)
+    with pytest.raises(ValueError, match="aspect ratio") as expected:
+        plain(narrow)
+    for images in (narrow, [narrow], [A, narrow, B]):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="aspect ratio") as found:
+                wrapped(images)
+            assert str(found.value) == str(expected.value)
+    same(plain([A, B], return_tensors="pt"), wrapped([A, B], return_tensors="pt"))
+
+
+def test_wrong_options_raise_what_they_raise_without_the_cache(cache: mmcache.Cache) -> None:
+    plain = made("CLIPImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    for options in ({"size": "large"}, {"no_such_option": 1}, {"do_resize": True, "size": {}}, {"return_tensors": "xx"}):
+        with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever the processor says
+            plain(A, **options)
+        with pytest.raises(type(expected.value)) as found:
+            wrapped(A, **options)
+        assert str(found.value) == str(expected.value)
+
+
+def test_unequal_sizes_that_make_no_batch_raise_as_without_the_cache(cache: mmcache.Cache) -> None:
+    plain = transformers.CLIPImageProcessor(do_resize=False, do_center_crop=False)
+    wrapped = mmcache.wrap(plain, cache)
+    with pytest.raises(ValueError, match=r".") as expected:
+        plain([A, C], return_tensors="pt")
+    with pytest.raises(ValueError, match=r".") as found:
+        wrapped([A, C], return_tensors="pt")
+    assert str(found.value) == str(expected.value)
+    same(plain([A, B], return_tensors="pt"), wrapped([A, B], return_tensors="pt"))
+    same(plain([A, C], return_tensors=None), wrapped([A, C], return_tensors=None))
+
+
+def test_what_the_trial_does_not_serve_is_a_counted_bypass_with_its_reason(
+    cache: mmcache.Cache, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Noisy(transformers.CLIPImageProcessor):
+        def _preprocess(self, images: Any, *args: Any, **options: Any) -> Any:
+            output = super()._preprocess(images, *args, **options)
+            output["pixel_values"] = output["pixel_values"] + torch.rand(1)
+            return output
+
+    caplog.set_level("INFO", "mmcache")
+    wrapped = mmcache.wrap(Noisy(), cache)
+    torch.manual_seed(3)
+    expected = Noisy()(A, return_tensors="pt")
+    torch.manual_seed(3)
+    same(expected, wrapped(A, return_tensors="pt"))
+    assert not torch.equal(wrapped(A, return_tensors="pt")["pixel_values"], expected["pixel_values"])
+    assert list(cache.cache_info().bypass_reasons) == ["Noisy: it draws random numbers"]
+    assert cache.cache_info().bypassed == 2
+    assert sum("it draws random numbers" in record.message for record in caplog.records) == 1
+
+
+def test_the_original_and_other_processors_stay_as_they_are(cache: mmcache.Cache) -> None:
+    plain = made("CLIPImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    other = mmcache.wrap(made("CLIPImageProcessorPil"), cache)
+    wrapped(A)
+    assert "__mmcache_plain__" not in dir(plain)
+    with counted(type(plain)) as runs:
+        plain(A)
+        assert runs.images == 1
+    # Another backend is another identity: its bits differ.
+    misses = cache.cache_info().misses
+    same(made("CLIPImageProcessorPil")(A), other(A))
+    assert cache.cache_info().misses == misses + 1
+
+
+def test_wrapping_again_changes_the_cache_and_unwrapping_a_plain_one_copies_it(cache: mmcache.Cache) -> None:
+    with mmcache.Cache("64MiB") as second:
+        twice = mmcache.wrap(mmcache.wrap(made("CLIPImageProcessor"), cache), second)
+        twice(A)
+        assert (cache.cache_info().misses, second.cache_info().misses) == (0, 1)
+    plain = made("CLIPImageProcessor")
+    assert mmcache.unwrap(plain) is not plain
+    assert type(mmcache.unwrap(plain)) is type(plain)
+
+
+@pytest.mark.parametrize("thing", [None, 5, "clip", object(), dict, transformers.CLIPImageProcessor])
+def test_what_is_no_processor_is_refused_at_once(thing: Any) -> None:
+    with pytest.raises(mmcache.BadArgument, match="a Hugging Face image processor"):
+        mmcache.wrap(thing)
+    with pytest.raises(mmcache.BadArgument, match="a Hugging Face image processor"):
+        mmcache.unwrap(thing)
+
+
+def test_a_cache_that_is_none_is_refused_at_once() -> None:
+    with pytest.raises(mmcache.BadArgument, match=r"an mmcache\.Cache"):
+        mmcache.wrap(made("CLIPImageProcessor"), "4GiB")  # type: ignore[arg-type]
+    with pytest.raises(mmcache.BadArgument, match=r"an mmcache\.Cache"):
+        mmcache.install("4GiB")  # type: ignore[arg-type]
+
+
+class TestInstall:
+    def test_every_processor_of_the_process_is_served_those_made_later_too(self, cache: mmcache.Cache) -> None:
+        before = made("CLIPImageProcessor")
+        expected = before(A, return_tensors="pt")
+        with mmcache.install(cache) as installation:
+            assert installation.cache is cache
+            after = made("CLIPImageProcessor")
+            same(expected, before(A, return_tensors="pt"))  # plain: the trial runs in the background
+            cache.settle()
+            with counted(type(before)) as runs:
+                for processor in (before, after, before):
+                    same(expected, processor(A, return_tensors="pt"))
+                    same(expected, processor.preprocess(A, return_tensors="pt"))
+                assert runs.images == 1
+
+            class Later(transformers.CLIPImageProcessor):
+                def preprocess(self, images: Any, *args: Any, **options: Any) -> Any:
+                    return super().preprocess(images, *args, **options)
+
+            later = Later()
+            later(A, return_tensors="pt")
+            cache.settle()
+            with counted(transformers.CLIPImageProcessor) as runs:
+                for _ in range(3):
+                    same(expected, later(A, return_tensors="pt"))
+                assert runs.images == 1
+        hits = cache.cache_info().hits
+        same(expected, before(A, return_tensors="pt"))
+        same(expected, later(A, return_tensors="pt"))
+        assert cache.cache_info().hits == hits
+        assert not hasattr(transformers.CLIPImageProcessor.preprocess, "__mmcache_original__")
+
+    def test_a_second_installation_is_refused_and_closing_twice_does_nothing(self, cache: mmcache.Cache) -> None:
+        installation = mmcache.install(cache)
+        try:
+            with pytest.raises(mmcache.InUse):
+                mmcache.install(cache)
+        finally:
+            installation.close()
+            installation.close()
+        mmcache.install(cache).close()
+
+    def test_a_wrapped_processor_and_an_installed_one_share_items(self, cache: mmcache.Cache) -> None:
+        plain = made("SiglipImageProcessor")
+        mmcache.wrap(plain, cache)(A, return_tensors="pt")
+        with mmcache.install(cache), counted(type(plain)) as runs:
+            plain(A, return_tensors="pt")
+            assert runs.images == 0
+
+
+class TestNotHarmedFromOutside:
+    """Law 5: whatever is done to outputs and inputs, later callers get what the plain call gives."""
+
+    def harm(self, output: Any) -> None:
+        values = output["pixel_values"]
+        values.add_(1)
+        values.view(-1)[0] = 7
+        values.data.mul_(2)
+        values.numpy()[:] = 5
+        torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(values)).zero_()
+        values.resize_(1)
+        output["image_grid_thw"].fill_(9)
+        output["extra"] = 1
+        del output["pixel_values"]
+
+    @pytest.mark.parametrize("images", [A, [A], [A, B], [[A], [B]]])
+    def test_outputs_of_misses_and_of_hits_can_be_written_to(self, images: Any, cache: mmcache.Cache) -> None:
+        plain = made("Qwen2VLImageProcessor")
+        wrapped = mmcache.wrap(plain, cache)
+        for _ in range(4):
+            output = wrapped(images, return_tensors="pt")
+            same(plain(images, return_tensors="pt"), output)
+            self.harm(output)
+
+    def test_lists_and_arrays_can_be_written_to(self, cache: mmcache.Cache) -> None:
+        plain = made("CLIPImageProcessorPil")
+        wrapped = mmcache.wrap(plain, cache)
+        for _ in range(3):
+            output = wrapped([A, B], return_tensors=None)
+            same(plain([A, B], return_tensors=None), output)
+            output["pixel_values"][0][:] = 3
+            output["pixel_values"].clear()
+
+    def test_an_image_can_be_changed_after_the_call(self, cache: mmcache.Cache) -> None:
+        plain = made("CLIPImageProcessor")
+        wrapped = mmcache.wrap(plain, cache)
+        image, array = picture(20), np.asarray(picture(21)).copy()
+        wrapped(image, return_tensors="pt")
+        wrapped(array, return_tensors="pt")
+        image.paste((0, 0, 0), (0, 0, 50, 50))
+        array[:20] = 0
+        same(plain(image, return_tensors="pt"), wrapped(image, return_tensors="pt"))
+        same(plain(array, return_tensors="pt"), wrapped(array, return_tensors="pt"))
+        same(plain(picture(20), return_tensors="pt"), wrapped(picture(20), return_tensors="pt"))
+
+    def test_an_output_that_aliases_its_input_is_kept_apart_from_it(self, cache: mmcache.Cache) -> None:
+        plain = transformers.CLIPImageProcessorPil(
+            do_resize=False, do_center_crop=False, do_rescale=False, do_normalize=False, do_convert_rgb=False
+        )
+        wrapped = mmcache.wrap(plain, cache)
+        array = np.asarray(picture(22)).transpose(2, 0, 1).copy()
+        wrapped(array)
+        array[:] = 0
+        original = np.asarray(picture(22)).transpose(2, 0, 1).copy()
+        same(plain(original), wrapped(original))
+
+    def test_outputs_made_under_inference_mode_can_be_trained_on_later(self, cache: mmcache.Cache) -> None:
+        wrapped = mmcache.wrap(made("CLIPImageProcessor"), cache)
+        with torch.inference_mode():
+            assert wrapped(A, return_tensors="pt")["pixel_values"].is_inference()
+        values = wrapped(A, return_tensors="pt")["pixel_values"]
+        assert not values.is_inference()
+        weight = torch.ones((), requires_grad=True)
+        (values * weight).sum().backward()
+        assert weight.grad is not None
