@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from mmcache.cache import Cache
     from mmcache.fingerprints import Fingerprint, fingerprint
     from mmcache.functions import CachedCallable, cached
-    from mmcache.stages import Request, Stages, Ticket
+    from mmcache.stages import Stages
     from mmcache.stats import CacheInfo
+    from mmcache.tickets import Request, Ticket
     from mmcache.wrapping import Installation, install, unwrap, wrap
 
 __version__ = "0.1.0"
@@ -35,9 +36,9 @@ _HOMES = {
     "CachedCallable": "mmcache.functions",
     "Fingerprint": "mmcache.fingerprints",
     "Installation": "mmcache.wrapping",
-    "Request": "mmcache.stages",
+    "Request": "mmcache.tickets",
     "Stages": "mmcache.stages",
-    "Ticket": "mmcache.stages",
+    "Ticket": "mmcache.tickets",
     "cached": "mmcache.functions",
     "fingerprint": "mmcache.fingerprints",
     "install": "mmcache.wrapping",

@@ -8,17 +8,16 @@ A call (of a wrapped processor, a cached function, a stage) says how its images 
 the cache says when. Whatever goes wrong in here is a miss: the plain output is given, and the fault counted.
 """
 
-import atexit
 import contextlib
 import os
 import time
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from mmcache.errors import ItemGone, MMCacheError, SourceChanged
+from mmcache import registry
+from mmcache.calls import Bypass, Call, ProcessorError, Unshared
+from mmcache.errors import ItemGone, SourceChanged
 from mmcache.fingerprints import UndecodableSource, choose_hasher, derive, digest_source, encode, memory_order
 from mmcache.flight import Flight, Landed, inside_computation
 from mmcache.forks import renew_in_children
@@ -30,41 +29,6 @@ from mmcache.tiers import MemoryTier
 
 # Part of every key: a change in how keys or items are made must not meet older ones.
 _SCHEME = "mmcache 1"
-
-
-class Bypass(Exception):
-    """Raised by a call that cannot be served from the cache; its text is the reason that is counted."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unshared:
-    """What a computation gave, where it cannot be kept: its caller gets it as it is (or ``error``), nobody else does."""
-
-    value: Any
-    reason: str
-    error: MMCacheError | None = None
-    nbytes: int = field(default=0, init=False)
-
-
-class Call(Protocol):
-    """One call, as the cache sees it."""
-
-    images: int
-    """How many images it is about, for the counters."""
-    single: bool
-    """Whether it is one computation: then the processor's exception is the caller's, without a second run."""
-
-    def plain(self) -> Any:
-        """Run the real processor on everything, as if there were no cache."""
-
-    def keys(self) -> Sequence[bytes]:
-        """Return one key for each image, in order. Raises `Bypass`, or `UndecodableSource` for a broken image."""
-
-    def compute(self, position: int) -> Any:
-        """Run the real processor on one image."""
-
-    def join(self, items: Sequence[Item]) -> Any:
-        """Return the output, in fresh memory, from one item for each image."""
 
 
 class Cache:
@@ -112,7 +76,8 @@ class Cache:
         self.trials = Trials()
         self.token = os.urandom(8)
         self._closed = False
-        _remember(self)
+        registry.remember(self, self._settings)
+        renew_in_children(self.memory, self.flight, self.stats, self.trials)
 
     def key(self, identity: bytes, source: Any, *, metadata: bool) -> bytes:
         """Return the key of an image for a processor: a digest over scheme, namespace, identity and fingerprint.
@@ -232,7 +197,7 @@ class Cache:
     def _items(self, keys: Sequence[bytes], landed: "_Landings") -> list[Item]:
         failed = next((end.error for end in landed.values() if end.how == "failed"), None)
         if failed is not None:
-            raise _ProcessorError(failed)
+            raise ProcessorError(failed)
         items = []
         for key in keys:
             item = landed[key].value
@@ -263,7 +228,7 @@ class Cache:
             raise failure.error
         if isinstance(failure, ItemGone | SourceChanged):
             raise failure
-        if isinstance(failure, _ProcessorError):
+        if isinstance(failure, ProcessorError):
             if call.single:
                 self._note(self.stats.count, "misses", 1)
                 raise failure.error
@@ -303,6 +268,11 @@ class Cache:
         """Wait until no work of the cache runs in the background (trials)."""
         self.trials.settle()
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Write the last line in the log and drop every item; later calls are plain. Closing twice does nothing."""
         if not self._closed:
@@ -336,19 +306,7 @@ class Cache:
         return (_cache_with, (self._settings,))
 
 
-class _ProcessorError(Exception):
-    """Carries the processor's own exception past everything that is a fault of mmcache."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
-
-
 _Landings = dict[bytes, Landed[Item | Unshared]]
-
-_open_caches: "weakref.WeakSet[Cache]" = weakref.WeakSet()
-_by_settings: "weakref.WeakValueDictionary[Settings, Cache]" = weakref.WeakValueDictionary()
-_default: dict[str, Cache] = {}
 
 
 def default_cache() -> Cache:
@@ -358,24 +316,13 @@ def default_cache() -> Cache:
     return _default["cache"]
 
 
-def _remember(cache: Cache) -> None:
-    if not _open_caches:
-        atexit.unregister(_close_all)
-        atexit.register(_close_all)
-    _open_caches.add(cache)
-    _by_settings[cache._settings] = cache
-    renew_in_children(cache.memory, cache.flight, cache.stats, cache.trials)
-
-
-def _close_all() -> None:
-    """Write the last line of every cache at the end of the process."""
-    for cache in list(_open_caches):
-        cache.close()
+_default: dict[str, Cache] = {}
 
 
 def _cache_with(settings: Settings) -> Cache:
-    known = _by_settings.get(settings)
-    if known is not None and not known._closed:
+    """Return the open cache of this process with these settings, or a new one: what a cache that travelled becomes."""
+    known = registry.with_settings(settings)
+    if isinstance(known, Cache) and not known.closed:
         return known
     return Cache(
         settings.max_bytes, name=settings.name, namespace=settings.namespace, hasher=settings.hasher,

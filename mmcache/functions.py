@@ -6,7 +6,8 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from mmcache.cache import Bypass, Cache, Unshared, default_cache
+from mmcache.cache import Cache, default_cache
+from mmcache.calls import Bypass, Unshared
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
 from mmcache.fingerprints import UndecodableSource, encode
 from mmcache.fingerprints.code import CodeIdentity, is_method

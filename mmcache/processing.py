@@ -4,7 +4,8 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mmcache.cache import Bypass, Cache, Unshared
+from mmcache.cache import Cache
+from mmcache.calls import Bypass, Unshared
 from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
 from mmcache.fingerprints import encode, kind_of
 from mmcache.fingerprints.identity import RefusedOptions, describe_processor, has_foreign_code, plain_class
@@ -16,8 +17,6 @@ from mmcache.layout.scaling import scaled_down
 from mmcache.layout.trial import Form, Verdict, try_processor, watched
 
 _SOURCES = ("image", "array", "tensor")
-
-SOURCE_CHANGED = SourceChanged("an image was changed between add and its processing; nothing was stored: add it again")
 
 
 class ProcessorCall:
@@ -128,9 +127,8 @@ class ProcessorCall:
             raise Bypass(str(refused)) from None
         verdicts = []
         for trait, source in {trait_of(source): source for source in self.sources}.items():
-            verdict = self._cache.trials.verdict(
-                structure + encode(trait), self._trial(source), patience=self._patience
-            )
+            entry, trials = structure + encode(trait), self._cache.trials
+            verdict = trials.known(entry) or trials.verdict(entry, self._trial(source), patience=self._patience)
             if verdict is None:
                 raise Bypass("its trial is still running")
             if not verdict.served:
@@ -180,7 +178,7 @@ class ImageCall:
         """Run the real processor; keep nothing if the source is no longer what its key says."""
         raw = self.parent.process([self.source])
         if self.parent.key_of(self.source) != self.key:
-            return Unshared(raw, "a source that was changed before it was processed", SOURCE_CHANGED)
+            return Unshared(raw, "a source that was changed before it was processed", source_changed())
         return raw
 
     def join(self, items: Sequence[Item]) -> Any:
@@ -215,3 +213,8 @@ def _single(source: Any) -> Any:
     if kind_of(source) != "image" and source.ndim > 3:
         raise Bypass("a list of arrays that are batches themselves")
     return source
+
+
+def source_changed() -> SourceChanged:
+    """Make the error for an image that is not what it was when it was added."""
+    return SourceChanged("an image was changed between add and its processing; nothing was stored: add it again")

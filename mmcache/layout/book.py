@@ -20,6 +20,10 @@ class Trials:
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
+    def known(self, structure: bytes) -> Verdict | None:
+        """Return the verdict on a structure, or None if there is none yet."""
+        return self._verdicts.get(structure)
+
     def verdict(self, structure: bytes, trial: Callable[[], Verdict], *, patience: float) -> Verdict | None:
         """Return the verdict on a structure, running its trial if there is none; None if it is not there in time.
 

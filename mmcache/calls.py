@@ -1,0 +1,51 @@
+"""What a call is to the cache, and the two ways in which it can turn out not to be one for it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mmcache.errors import MMCacheError
+from mmcache.items import Item
+
+
+class Bypass(Exception):
+    """Raised by a call that cannot be served from the cache; its text is the reason that is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unshared:
+    """What a computation gave, where it cannot be kept: its caller gets it as it is (or ``error``), nobody else does."""
+
+    value: Any
+    reason: str
+    error: MMCacheError | None = None
+    nbytes: int = field(default=0, init=False)
+
+
+class Call(Protocol):
+    """One call, as the cache sees it."""
+
+    images: int
+    """How many images it is about, for the counters."""
+    single: bool
+    """Whether it is one computation: then the processor's exception is the caller's, without a second run."""
+
+    def plain(self) -> Any:
+        """Run the real processor on everything, as if there were no cache."""
+
+    def keys(self) -> Sequence[bytes]:
+        """Return one key for each image, in order. Raises `Bypass`, or `UndecodableSource` for a broken image."""
+
+    def compute(self, position: int) -> Any:
+        """Run the real processor on one image."""
+
+    def join(self, items: Sequence[Item]) -> Any:
+        """Return the output, in fresh memory, from one item for each image."""
+
+
+class ProcessorError(Exception):
+    """Carries the processor's own exception past everything that is a fault of mmcache."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error

@@ -1,0 +1,181 @@
+"""Tickets: what the add stage gives for an image, and what their execution is to the cache."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from mmcache.cache import Cache
+from mmcache.calls import Bypass
+from mmcache.errors import ItemGone, NotJoinable
+from mmcache.fingerprints import kind_of
+from mmcache.items import Item
+from mmcache.layout.fields import Layout
+from mmcache.layout.geometry import outline, summary
+from mmcache.processing import ImageCall, ProcessorCall, source_changed
+
+
+class Ticket:
+    """What `Stages.add` gives for one image, and `Stages.execute` redeems for its tensors.
+
+    ``geometry`` holds each output's integers (grids, sizes) as nested lists and each pixel output's shape as a tuple;
+    ``num_tokens`` is the number of placeholder tokens in the text, None for a bare image processor. A ticket pins its
+    item until it is executed, released or garbage; executed twice it gives equal tensors twice. It travels to other
+    processes, with its source unless ``Stages(carry_source=False)``.
+    """
+
+    def __init__(
+        self,
+        key: bytes | None,
+        source: Any,
+        options: dict[str, Any],
+        geometry: dict[str, Any],
+        layout: Layout | None,
+        *,
+        origin: bytes,
+        carry_source: bool,
+    ) -> None:
+        """Made by `Stages.add`."""
+        self.key, self.source, self.options = key, source, options
+        self.geometry, self.layout = geometry, layout
+        self.num_tokens: int | None = None
+        self.origin, self.carry_source = origin, carry_source
+        self._let_go: weakref.finalize[Any, Any] | None = None
+
+    def pin_in(self, cache: Cache) -> None:
+        """Keep the item in the memory tier, and count the source as kept alive, until `release` or garbage."""
+        if self.key is not None:
+            cache.memory.pin(self.key)
+            held = _source_bytes(self.source)
+            cache.memory.hold(held)
+            self._let_go = weakref.finalize(self, _let_go, cache.memory, self.key, held)
+            self._let_go.atexit = False
+
+    def release(self) -> None:
+        """Let the item be evicted, for a request that was cancelled. The ticket can still be executed."""
+        if self._let_go is not None:
+            self._let_go()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without the pin, and without the source if it is not to be carried."""
+        state = {name: value for name, value in vars(self).items() if name != "_let_go"}
+        return state if self.carry_source else {**state, "source": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive unpinned."""
+        vars(self).update(state, _let_go=None)
+
+    def __repr__(self) -> str:
+        """Show the key's beginning and the number of tokens."""
+        return f"Ticket({self.key.hex()[:12] if self.key else 'plain'}, num_tokens={self.num_tokens})"
+
+
+class Placeholder(NamedTuple):
+    """Where an image stands in the token ids: in which sample, from which position, over how many.
+
+    ``num_tokens`` of these positions are placeholder tokens; a processor may put others between them.
+    """
+
+    sample: int
+    offset: int
+    length: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `Stages.add_request` gives: the text's outputs, and a ticket and a placeholder for each image.
+
+    ``inputs`` is what the processor gives for text and images without the images' own outputs: ``input_ids`` (int64,
+    samples by tokens) with expanded placeholders, ``attention_mask`` and the like. ``placeholders`` is None if the
+    placeholders could not be told apart.
+    """
+
+    inputs: Any
+    tickets: list[Ticket]
+    placeholders: list[Placeholder] | None
+
+
+class Execution:
+    """The execution of some tickets, as the cache sees it."""
+
+    def __init__(
+        self, call: Callable[[Any, dict[str, Any]], ProcessorCall], cache: Cache, tickets: Sequence[Ticket]
+    ) -> None:
+        """``call(images, options)`` makes a call of the stages' image processor."""
+        self._call, self._cache, self._tickets = call, cache, tickets
+        self.images = len(tickets)
+        self.single = self.images == 1
+        self._parts: dict[int, ImageCall] = {}
+
+    def keys(self) -> list[bytes]:
+        """Return the tickets' keys."""
+        return [self._key(position, ticket) for position, ticket in enumerate(self._tickets)]
+
+    def _key(self, position: int, ticket: Ticket) -> bytes:
+        """Return a ticket's key; unless its item is here, its source must be there and unchanged."""
+        own = ticket.origin == self._cache.token
+        if ticket.key is not None and own and self._cache.memory.get_many([ticket.key]) != [None]:
+            return ticket.key
+        if ticket.source is None:
+            raise ItemGone("a ticket without its source, and its item is not here: add the image again")
+        call = self._call([ticket.source], ticket.options)
+        (key,) = call.keys()
+        if ticket.key is not None and own and key != ticket.key:
+            raise source_changed()
+        ticket.layout = call.verdict.layout
+        self._parts[position] = ImageCall(call, 0, key)
+        return key
+
+    def compute(self, position: int) -> Any:
+        """Process a ticket's source."""
+        if position not in self._parts:  # evicted between look-up and use
+            self._parts[position] = self._part(self._tickets[position])
+        return self._parts[position].compute(0)
+
+    def _part(self, ticket: Ticket) -> ImageCall:
+        if ticket.source is None or ticket.key is None:
+            raise ItemGone("the item of a ticket without its source was evicted just now: add the image again")
+        call = self._call([ticket.source], ticket.options)
+        call.keys()
+        return ImageCall(call, 0, ticket.key)
+
+    def join(self, items: Sequence[Item]) -> Any:
+        """Join the items as the processor would, having compared them with what their sizes promised."""
+        for ticket, item in zip(self._tickets, items, strict=True):
+            if summary(outline(item.value)) != ticket.geometry:
+                self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
+        return items[0].thaw() if self.single else self._joined([item.value for item in items])
+
+    def _joined(self, outputs: Sequence[Any]) -> Any:
+        layout = self._tickets[0].layout
+        if layout is None or any(ticket.layout != layout for ticket in self._tickets):
+            raise Bypass("tickets whose images join differently")
+        return layout.join(outputs)
+
+    def plain(self) -> Any:
+        """Have the plain processor do it, with one call if all options are equal."""
+        tickets = self._tickets
+        if any(ticket.source is None for ticket in tickets):
+            raise ItemGone("a ticket without its source, and its item is not here: add the image again")
+        if all(ticket.options == tickets[0].options for ticket in tickets):
+            return self._call([ticket.source for ticket in tickets], tickets[0].options).plain()
+        if (layout := tickets[0].layout) is None:
+            raise NotJoinable(
+                "these tickets have different options, and their processor's batches are not joined from single "
+                "images: execute them one by one"
+            )
+        return layout.join([self._call([ticket.source], ticket.options).plain() for ticket in tickets])
+
+
+def _let_go(memory: Any, key: bytes, held: int) -> None:
+    """Take back a pin and a held source: runs in the garbage collector, so it takes no lock."""
+    memory.unpin_later(key)
+    memory.release_later(held)
+
+
+def _source_bytes(source: Any) -> int:
+    """Return how many bytes a source keeps alive."""
+    if kind_of(source) == "image":
+        return int(source.width * source.height * len(source.getbands()))
+    return int(getattr(source, "nbytes", 0))
