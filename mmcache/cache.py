@@ -309,10 +309,13 @@ class Cache:
 _Landings = dict[bytes, Landed[Item | Unshared]]
 
 
-def default_cache() -> Cache:
-    """Return the one cache of this process that everything uses which was given none; made at first use."""
+def default_cache(*, exposed: bool = False) -> Cache:
+    """Return the one cache of this process that everything uses which was given none; made at first use.
+
+    ``exposed``: others than its owner may choose the pictures (a server), so if it is made here, its digests are keyed.
+    """
     if "cache" not in _default:
-        _default.setdefault("cache", Cache())
+        _default.setdefault("cache", Cache(secret=resolve_secret(None) or os.urandom(32)) if exposed else Cache())
     return _default["cache"]
 
 

@@ -18,7 +18,6 @@ import cachetools
 from mmcache.cache import Cache, default_cache
 from mmcache.errors import BadArgument
 from mmcache.fingerprints import encode, kind_of
-from mmcache.fingerprints.identity import plain_class
 from mmcache.forks import renew_in_children
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.fields import Layout
@@ -70,7 +69,6 @@ class Stages:
         plain = unwrap(processor)
         self._processor: Any = None if takes_images(type(plain)) else plain
         self._image_processor: Any = plain if self._processor is None else plain.image_processor
-        self._original = plain_class(type(self._image_processor)).preprocess  # type: ignore[attr-defined]
         self._cache = cache if cache is not None else default_cache()
         self._pixels, self._carry_source = pixels, carry_source
         self._workers = workers or min(4, os.cpu_count() or 1)
@@ -173,9 +171,9 @@ class Stages:
 
     def call(self, images: Any, options: dict[str, Any]) -> ProcessorCall:
         """Return a call of the plain image processor; outputs are always tensors."""
-        tensors = {**options, "return_tensors": "pt"}
+        processor, tensors = self._image_processor, {**options, "return_tensors": "pt"}
         return ProcessorCall(
-            self._cache, self._image_processor, self._original, (images,), tensors, patience=PATIENCE_SECONDS
+            self._cache, processor, type(processor).preprocess, (images,), tensors, patience=PATIENCE_SECONDS
         )
 
     def _tickets(self, images: Any, options: dict[str, Any]) -> tuple[list[Ticket], list[Any], Any]:

@@ -86,8 +86,12 @@ def _wrapped_class(plain: type, cache: Cache) -> type:
     def reduce(self: Any, _: Any) -> tuple[Any, ...]:
         return (wrap, (unwrap(self), cache))
 
+    def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+        # Looked up now: somebody may patch the plain class at any time, and then means us too.
+        return plain.preprocess(self, *args, **options)  # type: ignore[attr-defined]
+
     members = {
-        "preprocess": _served(plain.preprocess, cache, PATIENCE_SECONDS),  # type: ignore[attr-defined]
+        "preprocess": functools.wraps(plain.preprocess)(_served(preprocess, cache, PATIENCE_SECONDS)),  # type: ignore[attr-defined]
         "__mmcache_plain__": plain,
         "__mmcache_cache__": cache,
         "__reduce_ex__": reduce,
@@ -159,13 +163,14 @@ def install(cache: Cache | None = None) -> Installation:
     """Put the cache under every Hugging Face image processor of this process, those made later included.
 
     Trials run in the background while calls go to the plain processor, so that no engine waits for one.
-    ``cache=None`` is the process-wide cache.
+    ``cache=None`` is the process-wide cache, which is made with
+    keyed digests here: in a server others choose the pictures.
 
     Raises:
         InUse: there is an installation already; close it first.
         BadArgument: not a cache.
     """
-    cache = cache if cache is not None else default_cache()
+    cache = cache if cache is not None else default_cache(exposed=True)
     if not isinstance(cache, Cache):
         raise BadArgument("cache", cache, "an mmcache.Cache, or None for the process-wide one")
     if "here" in _installed:

@@ -429,6 +429,15 @@ def test_there_is_one_process_wide_cache() -> None:
     assert default_cache().cache_info().misses + default_cache().cache_info().hits > 0
 
 
+def test_the_process_wide_cache_that_install_makes_has_keyed_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcache.cache._default", {})
+    with mmcache.install() as installation:
+        assert installation.cache is default_cache()
+        assert installation.cache.hasher.algorithm in ("blake3", "sha256")
+    monkeypatch.setattr("mmcache.cache._default", {})
+    assert default_cache().hasher.algorithm == "xxh3_128"
+
+
 def test_the_cache_keeps_neither_images_nor_processors_alive(cache: mmcache.Cache) -> None:
     wrapped = mmcache.wrap(transformers.CLIPImageProcessorPil(), cache)  # the other backend keeps itself alive
     image = picture(44)

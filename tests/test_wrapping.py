@@ -231,6 +231,27 @@ def test_an_error_is_the_processors_own_is_not_stored_and_is_tried_again(cache: 
     same(plain([A, B], return_tensors="pt"), wrapped([A, B], return_tensors="pt"))
 
 
+def test_a_class_patched_after_wrapping_is_the_one_that_runs(
+    cache: mmcache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = made("CLIPImageProcessorPil")
+    wrapped = mmcache.wrap(plain, cache)
+    before = wrapped(A, return_tensors="pt")
+    original = transformers.CLIPImageProcessorPil.preprocess
+
+    def darker(self: Any, images: Any, *args: Any, **options: Any) -> Any:
+        output = original(self, images, *args, **options)
+        output["pixel_values"] = output["pixel_values"] - 1
+        return output
+
+    monkeypatch.setattr(transformers.CLIPImageProcessorPil, "preprocess", darker)
+    for _ in range(2):
+        same(plain(A, return_tensors="pt"), wrapped(A, return_tensors="pt"))
+    monkeypatch.undo()
+    monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
+    same(before, wrapped(A, return_tensors="pt"))
+
+
 def test_wrong_options_raise_what_they_raise_without_the_cache(cache: mmcache.Cache) -> None:
     plain = made("CLIPImageProcessor")
     wrapped = mmcache.wrap(plain, cache)

@@ -104,9 +104,9 @@ def memory_order(source: object) -> tuple[int, ...]:
     """
     kind = kind_of(source)
     if kind == "array":
-        return () if source.flags.c_contiguous else source.strides  # type: ignore[attr-defined,no-any-return]
+        return () if source.flags.c_contiguous else source.strides  # type: ignore[attr-defined]
     if kind == "tensor":
-        return () if source.is_contiguous() else source.stride()  # type: ignore[attr-defined,no-any-return]
+        return () if source.is_contiguous() else source.stride()  # type: ignore[attr-defined]
     return ()
 
 
