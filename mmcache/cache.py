@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 from mmcache import registry
@@ -24,11 +25,14 @@ from mmcache.forks import renew_in_children
 from mmcache.items import Item, NotStorable, freeze
 from mmcache.layout.book import Trials
 from mmcache.settings import Settings, resolve, resolve_secret
-from mmcache.stats import CacheInfo, Outcome, Stats, debug_lookups, span
+from mmcache.stats import CacheInfo, Outcome, Stats, debug_lookup, span
 from mmcache.tiers import MemoryTier
 
 # Part of every key: a change in how keys or items are made must not meet older ones.
 _SCHEME = "mmcache 1"
+
+
+_Landings = dict[bytes, Landed[Item | Unshared]]
 
 
 class Cache:
@@ -72,11 +76,12 @@ class Cache:
         self.hasher = choose_hasher(self._settings.hasher, secret=own_secret, exposed=False)
         self.memory: MemoryTier[Item | Unshared] = MemoryTier(self._settings.max_bytes)
         self.stats = Stats(name, self._settings.log_interval)
-        self.flight: Flight[Item | Unshared] = Flight(on_fault=self._fault)
+        self.flight: Flight[Item | Unshared] = Flight(on_fault=self.stats.fault)
         self.trials = Trials()
         self.token = os.urandom(8)
         self._closed = False
-        registry.remember(self, self._settings)
+        registry.close_at_exit(self)
+        registry.name(self, self.token)
         renew_in_children(self.memory, self.flight, self.stats, self.trials)
 
     def key(self, identity: bytes, source: Any, *, metadata: bool) -> bytes:
@@ -94,27 +99,12 @@ class Cache:
             return call.plain()
         failure: Exception
         try:
-            return self._finish(call, *self._flown(call))
+            raws: dict[bytes, Any] = {}
+            return self._finish(call, *self._flown(call, raws), raws)
         except Exception as error:  # noqa: BLE001 - law 3: nothing of ours reaches the caller; sorted out just below
             failure = error
         self.settle_failure(call, failure)
         return call.plain()
-
-    def items(self, call: Call) -> list[Item]:
-        """Return the items of a call, looked up or computed, without joining them.
-
-        Raises whatever keeps it from that; `settle_failure` sorts it out.
-        """
-        return self._items(*self._flown(call))
-
-    def _flown(self, call: Call) -> "tuple[Sequence[bytes], _Landings]":
-        keys, epoch, first = self._begin(call)
-        return keys, self.flight.fly(
-            list(first),
-            self.memory.get_many,
-            lambda key: self._computed(lambda: call.compute(first[key])),
-            lambda key, item: self._publish(key, item, epoch),
-        )
 
     async def aserve(self, call: Call) -> Any:
         """`serve` for a call whose ``compute`` and ``plain`` are awaited."""
@@ -123,21 +113,44 @@ class Cache:
         failure: Exception
         try:
             keys, epoch, first = self._begin(call)
+            raws: dict[bytes, Any] = {}
 
             async def computed(key: bytes) -> Item | Unshared:
                 started = time.perf_counter()
                 with self._span("mmcache.miss"):
                     raw = await call.compute(first[key])
-                return self._frozen(raw, time.perf_counter() - started)
+                return self._frozen(key, raw, started, raws)
 
             landed = await self.flight.afly(
                 list(first), self.memory.get_many, computed, lambda key, item: self._publish(key, item, epoch)
             )
-            return self._finish(call, keys, landed)
+            return self._finish(call, keys, landed, raws)
         except Exception as error:  # noqa: BLE001 - law 3, as in serve
             failure = error
         self.settle_failure(call, failure)
         return await call.plain()
+
+    def items(self, call: Call) -> list[Item]:
+        """Return the items of a call, looked up or computed, without joining them.
+
+        Raises whatever keeps it from that; `settle_failure` sorts it out.
+        """
+        return self._items(*self._flown(call, {}))
+
+    def _flown(self, call: Call, raws: dict[bytes, Any]) -> tuple[Sequence[bytes], _Landings]:
+        """Bring every key of a call to its item; what was computed here stands in ``raws`` as it came."""
+        keys, epoch, first = self._begin(call)
+
+        def computed(key: bytes) -> Item | Unshared:
+            started = time.perf_counter()
+            with self._span("mmcache.miss"):
+                raw = call.compute(first[key])
+            return self._frozen(key, raw, started, raws)
+
+        def publish(key: bytes, item: Item | Unshared) -> None:
+            self._publish(key, item, epoch)
+
+        return keys, self.flight.fly(list(first), self.memory.get_many, computed, publish)
 
     def _begin(self, call: Call) -> tuple[Sequence[bytes], int, dict[bytes, int]]:
         """Return the keys, the epoch in which this call began, and each distinct key with its first position."""
@@ -151,21 +164,17 @@ class Cache:
             first.setdefault(key, position)
         return keys, epoch, first
 
-    def _computed(self, compute: Callable[[], Any]) -> Item | Unshared:
-        started = time.perf_counter()
-        with self._span("mmcache.miss"):
-            raw = compute()
-        return self._frozen(raw, time.perf_counter() - started)
-
     def _span(self, name: str) -> AbstractContextManager[Any]:
-        """Return a span; around a computation its faults must not pass for the processor's own exceptions."""
+        """Return a span; a fault of the profiler's must not keep anything from being computed."""
         try:
             return span(name)
         except Exception as fault:  # noqa: BLE001 - law 3
-            self._fault(fault)
+            self.stats.fault(fault)
             return contextlib.nullcontext()
 
-    def _frozen(self, raw: Any, seconds: float) -> Item | Unshared:
+    def _frozen(self, key: bytes, raw: Any, started: float, raws: dict[bytes, Any]) -> Item | Unshared:
+        seconds = time.perf_counter() - started
+        raws[key] = raw.value if isinstance(raw, Unshared) else raw
         if isinstance(raw, Unshared):
             return raw
         try:
@@ -173,31 +182,42 @@ class Cache:
         except NotStorable as reason:
             return Unshared(raw, str(reason))
         except Exception as fault:  # noqa: BLE001 - law 3: the processor's output is there, and is given
-            self._fault(fault)
+            self.stats.fault(fault)
             return Unshared(raw, "a fault inside the cache")
 
     def _publish(self, key: bytes, item: Item | Unshared, epoch: int) -> None:
-        if isinstance(item, Unshared) or self.memory.put(key, item, epoch=epoch):
+        if isinstance(item, Unshared) or self.memory.put(key, item, epoch=epoch) or epoch != self.memory.epoch:
             return
-        if item.nbytes > self._settings.max_bytes:
-            self.stats.warn_once(
-                "oversize", "an item of %d bytes is larger than the whole cache and is not stored: raise max_bytes (%d)",
-                item.nbytes, self._settings.max_bytes,
-            )  # fmt: skip
+        self.stats.warn_once(
+            "oversize",
+            "an item of %d bytes is not stored, since max_bytes (%d) has no room for it beside what is pinned: raise max_bytes",
+            item.nbytes,
+            self._settings.max_bytes,
+        )
 
-    def _finish(self, call: Call, keys: Sequence[bytes], landed: "_Landings") -> Any:
-        end = landed.get(keys[0])
-        if call.single and end is not None and end.own and isinstance(end.value, Unshared) and not end.value.error:
-            self._note(self.stats.bypass, end.value.reason, 1)
-            return end.value.value
+    def _finish(self, call: Call, keys: Sequence[bytes], landed: _Landings, raws: dict[bytes, Any]) -> Any:
+        if call.single and keys[0] in raws:
+            # Computed here, for this caller alone: it gets what the processor gave, the store has a copy.
+            self._check(landed, keys)
+            return raws[keys[0]]
         items = self._items(keys, landed)
         with self._span("mmcache.miss" if all(end.how == "miss" for end in landed.values()) else "mmcache.hit"):
             return call.join(items)
 
-    def _items(self, keys: Sequence[bytes], landed: "_Landings") -> list[Item]:
+    def _check(self, landed: _Landings, keys: Sequence[bytes]) -> None:
+        """Count how a single own computation ended; raise what its caller must not get the output of."""
+        item = landed[keys[0]].value
+        if not isinstance(item, Unshared):
+            self._note(self._count, keys, landed)
+        elif item.error is not None:
+            raise item.error
+        else:
+            self._note(self.stats.bypass, item.reason, 1)
+
+    def _items(self, keys: Sequence[bytes], landed: _Landings) -> list[Item]:
         failed = next((end.error for end in landed.values() if end.how == "failed"), None)
         if failed is not None:
-            raise ProcessorError(failed)
+            raise failed
         items = []
         for key in keys:
             item = landed[key].value
@@ -208,7 +228,7 @@ class Cache:
         self._note(self._count, keys, landed)
         return items
 
-    def _count(self, keys: Sequence[bytes], landed: "_Landings") -> None:
+    def _count(self, keys: Sequence[bytes], landed: _Landings) -> None:
         outcomes: dict[str, Outcome] = {"hit": "hits", "miss": "misses", "coalesced": "coalesced"}
         seen: set[bytes] = set()
         for key in keys:
@@ -218,7 +238,10 @@ class Cache:
             seen.add(key)
             saved = end.value.seconds if outcome != "misses" and isinstance(end.value, Item) else 0.0
             self.stats.count(outcome, saved_seconds=saved)
-            debug_lookups(self._settings.name, (key,), outcome)
+            debug_lookup(self._settings.name, key, outcome)
+        self._report_if_due()
+
+    def _report_if_due(self) -> None:
         if self.stats.due():
             self.stats.report(self.cache_info())
 
@@ -235,18 +258,15 @@ class Cache:
             failure = Bypass("an image of the batch is refused by the processor")
         if isinstance(failure, Bypass):
             self._note(self.stats.bypass, str(failure), call.images)
+            self._note(self._report_if_due)
         else:
-            self._fault(failure)
+            self.stats.fault(failure)
 
     def _note(self, record: Callable[..., None], *args: Any) -> None:
         """Count or log something; a fault there is a fault like any other, and changes nothing for the caller."""
         try:
             record(*args)
         except Exception as fault:  # noqa: BLE001 - law 3
-            self._fault(fault)
-
-    def _fault(self, fault: Exception) -> None:
-        with contextlib.suppress(Exception):  # a log that raises: the counter has it, and there is nobody left to tell
             self.stats.fault(fault)
 
     def cache_info(self) -> CacheInfo:
@@ -277,7 +297,7 @@ class Cache:
         """Write the last line in the log and drop every item; later calls are plain. Closing twice does nothing."""
         if not self._closed:
             self._closed = True
-            self._note(self.stats.report, self.cache_info())
+            self._note(lambda: self.stats.report(self.cache_info()))
             self.memory.close()
 
     def __enter__(self) -> "Cache":
@@ -302,11 +322,11 @@ class Cache:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as settings: no items, no secret; equal settings in one process share one cache."""
-        return (_cache_with, (self._settings,))
+        """Travel as settings and a name for itself: no items, no secret.
 
-
-_Landings = dict[bytes, Landed[Item | Unshared]]
+        Where it came from it is itself again; elsewhere, caches of equal settings that arrived are one.
+        """
+        return (_arrived, (replace(self._settings, hasher=self.hasher.algorithm), self.token))
 
 
 def default_cache(*, exposed: bool = False) -> Cache:
@@ -314,20 +334,30 @@ def default_cache(*, exposed: bool = False) -> Cache:
 
     ``exposed``: others than its owner may choose the pictures (a server), so if it is made here, its digests are keyed.
     """
-    if "cache" not in _default:
-        _default.setdefault("cache", Cache(secret=resolve_secret(None) or os.urandom(32)) if exposed else Cache())
-    return _default["cache"]
+    known = _default.get("cache")
+    if known is not None and not known.closed:
+        return known
+    _default.pop("cache", None)
+    # Two threads that meet here agree on one of the two.
+    return _default.setdefault("cache", Cache(secret=resolve_secret(None) or os.urandom(32)) if exposed else Cache())
 
 
 _default: dict[str, Cache] = {}
 
 
-def _cache_with(settings: Settings) -> Cache:
-    """Return the open cache of this process with these settings, or a new one: what a cache that travelled becomes."""
-    known = registry.with_settings(settings)
-    if isinstance(known, Cache) and not known.closed:
-        return known
-    return Cache(
-        settings.max_bytes, name=settings.name, namespace=settings.namespace, hasher=settings.hasher,
+def _arrived(settings: Settings, token: bytes) -> Cache:
+    """Return what a cache that travelled becomes: itself, or the cache of this process for its settings."""
+    for known in (registry.find(token), registry.find(settings)):
+        if isinstance(known, Cache) and not known.closed:
+            return known
+    cache = Cache(
+        settings.max_bytes, name=settings.name, namespace=settings.namespace, hasher=_affordable(settings.hasher),
         log_interval=settings.log_interval,
     )  # fmt: skip
+    registry.name(cache, settings)
+    return cache
+
+
+def _affordable(hasher: str) -> str:
+    """Return the hasher that a cache had where it came from, unless it is no protection where a secret is set."""
+    return "auto" if hasher == "xxh3_128" else hasher

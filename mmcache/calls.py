@@ -1,6 +1,7 @@
-"""What a call is to the cache, and the two ways in which it can turn out not to be one for it."""
+"""What a call is to the cache, and the ways in which it can turn out not to be one for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,7 +38,7 @@ class Call(Protocol):
         """Return one key for each image, in order. Raises `Bypass`, or `UndecodableSource` for a broken image."""
 
     def compute(self, position: int) -> Any:
-        """Run the real processor on one image."""
+        """Run the real processor on one image, within `processors_own`."""
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output, in fresh memory, from one item for each image."""
@@ -49,3 +50,12 @@ class ProcessorError(Exception):
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
         self.error = error
+
+
+@contextmanager
+def processors_own() -> Iterator[None]:
+    """Mark what is raised in this block, which runs the real processor and nothing else, as the processor's own."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the processor's
+        raise ProcessorError(error) from None

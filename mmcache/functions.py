@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from mmcache.cache import Cache, default_cache
-from mmcache.calls import Bypass, Unshared
+from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
 from mmcache.fingerprints import UndecodableSource, encode
 from mmcache.fingerprints.code import CodeIdentity, is_method
@@ -185,13 +185,17 @@ class _FunctionCall:
         if inspect.iscoroutinefunction(self._plan.function):
             return self._acompute(position)
         before = random_states()
-        raw = self._plan.function(*self._with(position).args, **self._with(position).kwargs)
+        arguments = self._with(position)
+        with processors_own():
+            raw = self._plan.function(*arguments.args, **arguments.kwargs)
         return self._checked(raw, position, before)
 
     async def _acompute(self, position: int) -> Any:
         function: Callable[..., Awaitable[Any]] = self._plan.function
         before = random_states()
-        raw = await function(*self._with(position).args, **self._with(position).kwargs)
+        arguments = self._with(position)
+        with processors_own():
+            raw = await function(*arguments.args, **arguments.kwargs)
         return self._checked(raw, position, before)
 
     def join(self, items: Sequence[Item]) -> Any:

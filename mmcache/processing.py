@@ -1,11 +1,12 @@
 """One call of an image processor, as the cache sees it: its form, its keys, its trial, and how its items join."""
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from mmcache.cache import Cache
-from mmcache.calls import Bypass, Unshared
+from mmcache.calls import Bypass, ProcessorError, Unshared, processors_own
 from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
 from mmcache.fingerprints import encode, kind_of
 from mmcache.fingerprints.identity import RefusedOptions, describe_processor, has_foreign_code, plain_class
@@ -15,6 +16,7 @@ from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.probes import probes_like, trait_of
 from mmcache.layout.scaling import scaled_down
 from mmcache.layout.trial import Form, Verdict, try_processor, watched
+from mmcache.randomness import random_states
 
 _SOURCES = ("image", "array", "tensor")
 
@@ -43,11 +45,20 @@ class ProcessorCall:
         self.counts: list[int] = []
         self.verdict = Verdict()
         self.identity = b""
+        self._metadata = False
+        self._untried: list[tuple[bytes, Callable[[], Callable[[], Verdict]]]] = []
 
     def plain(self) -> Any:
-        """Run the real processor on everything."""
+        """Run the real processor on everything; the first times, see whether it draws random numbers."""
+        before = random_states() if self._untried else None
         with computing():
-            return self._original(self._processor, *self._args, **self._given)
+            output = self._original(self._processor, *self._args, **self._given)
+        for structure, prepare in self._untried:
+            if random_states() != before:
+                self._cache.trials.suspect(structure)
+            else:
+                self._cache.trials.verdict(structure, prepare, patience=0.0)
+        return output
 
     def keys(self) -> list[bytes]:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
@@ -56,16 +67,21 @@ class ProcessorCall:
         self.images = len(self.sources)
         self.single = self.form != "nested" and self.images == 1
         description = self._description()
+        self.identity = self._identified(description)
         self.verdict = self._tried(description)
-        self.identity = self._cache.hasher.digest(encode(description))
+        self._metadata = has_foreign_code(type(self._processor))
         return [self.key_of(source) for source in self.sources]
 
-    def key_of(self, source: Any) -> bytes:
-        """Return the key of an image as it is now, for this call's processor and options."""
+    def key_of(self, source: Any, identity: bytes | None = None) -> bytes:
+        """Return the key of an image as it is now, for this call's processor and options or another identity."""
         try:
-            return self._cache.key(self.identity, source, metadata=has_foreign_code(type(self._processor)))
+            return self._cache.key(identity or self.identity, source, metadata=self._metadata)
         except (UnsupportedSource, NotEncodable) as refused:
             raise Bypass(str(refused)) from None
+
+    def still_identified(self) -> bool:
+        """Whether the processor is, in this thread, what it was when the keys were made."""
+        return self._identified(self._description()) == self.identity
 
     def compute(self, position: int) -> Any:
         """Run the real processor on one image, in a list of one if the call has a list."""
@@ -74,7 +90,8 @@ class ProcessorCall:
 
     def process(self, images: Any) -> Any:
         """Run the real processor with this call's options on these images."""
-        return self._original(self._processor, images, **self._options)
+        with processors_own():
+            return self._original(self._processor, images, **self._options)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output in the form of the call."""
@@ -119,16 +136,20 @@ class ProcessorCall:
         except RefusedOptions:
             raise Bypass("options that the processor refuses") from None
 
-    def _tried(self, description: tuple[Any, ...]) -> Verdict:
-        """Return the verdict on this structure for every kind of source in the call, if they agree."""
+    def _identified(self, description: tuple[Any, ...]) -> bytes:
         try:
-            structure = encode((description, self.form), numbers=False)
+            return self._cache.hasher.digest(encode(description))
         except NotEncodable as refused:
             raise Bypass(str(refused)) from None
+
+    def _tried(self, description: tuple[Any, ...]) -> Verdict:
+        """Return the verdict on this structure for every kind of source in the call, if they agree."""
+        structure = self._cache.trials.structure(
+            self.identity, self.form, lambda: encode((description, self.form), numbers=False)
+        )
         verdicts = []
         for trait, source in {trait_of(source): source for source in self.sources}.items():
-            entry, trials = structure + encode(trait), self._cache.trials
-            verdict = trials.known(entry) or trials.verdict(entry, self._trial(source), patience=self._patience)
+            verdict = self._verdict(structure + encode(trait), functools.partial(self._trial, source))
             if verdict is None:
                 raise Bypass("its trial is still running")
             if not verdict.served:
@@ -137,6 +158,13 @@ class ProcessorCall:
         if any(verdict.layout != verdicts[0].layout for verdict in verdicts):
             raise Bypass("kinds of images that join differently, in one batch")
         return verdicts[0]
+
+    def _verdict(self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]]) -> Verdict | None:
+        if self._patience > 0 or self._cache.trials.begun(structure):
+            return self._cache.trials.verdict(structure, prepare, patience=self._patience)
+        # In the background, a trial begins after a plain run that drew no random numbers (see `plain`).
+        self._untried.append((structure, prepare))
+        return None
 
     def _trial(self, source: Any) -> Callable[[], Verdict]:
         """Return the trial on a copy of the processor, so that the caller's stays as it is."""
@@ -167,8 +195,12 @@ class ImageCall:
 
     def plain(self) -> Any:
         """Run the real processor on a list of this image."""
-        with computing():
-            return self.parent.process([self.source])
+        try:
+            with computing():
+                return self.parent.process([self.source])
+        except ProcessorError as own:
+            failure = own.error
+        raise failure
 
     def keys(self) -> list[bytes]:
         """Return the key that the image had when it was added."""
@@ -179,6 +211,8 @@ class ImageCall:
         raw = self.parent.process([self.source])
         if self.parent.key_of(self.source) != self.key:
             return Unshared(raw, "a source that was changed before it was processed", source_changed())
+        if not self.parent.still_identified():
+            return Unshared(raw, "a processor, or its surroundings, changed before an image was processed")
         return raw
 
     def join(self, items: Sequence[Item]) -> Any:

@@ -1,4 +1,4 @@
-"""The open caches of this process: closed at its end, and found again by their settings."""
+"""The caches of this process: closed at its end, and found again by a name when they come back from a journey."""
 
 import atexit
 import weakref
@@ -14,23 +14,27 @@ class Closable(Protocol):
 
 
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
-_by_settings: "weakref.WeakValueDictionary[Hashable, Closable]" = weakref.WeakValueDictionary()
+_named: "weakref.WeakValueDictionary[Hashable, Closable]" = weakref.WeakValueDictionary()
 _registered: list[bool] = []
 
 
-def remember(cache: Closable, settings: Hashable) -> None:
-    """Close a cache at the end of the process, which writes its last line in the log; the latest with its settings."""
+def close_at_exit(cache: Closable) -> None:
+    """Close a cache at the end of the process, which writes its last line in the log."""
     if not _registered:
         # Here and not at import: importing mmcache changes nothing in the process.
         _registered.append(True)
         atexit.register(_close_all)
     _open.add(cache)
-    _by_settings[settings] = cache
 
 
-def with_settings(settings: Hashable) -> Closable | None:
-    """Return the latest cache with these settings that is still alive."""
-    return _by_settings.get(settings)
+def name(cache: Closable, name: Hashable) -> None:
+    """Let a cache be found by a name, for as long as it lives."""
+    _named[name] = cache
+
+
+def find(name: Hashable) -> Closable | None:
+    """Return the latest cache of this name that is still alive."""
+    return _named.get(name)
 
 
 def _close_all() -> None:

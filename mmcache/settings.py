@@ -1,7 +1,7 @@
 """The settings of a cache: what was given, else what the environment says, else the default."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mmcache.errors import BadArgument
 from mmcache.sizes import default_max_bytes, parse_size
@@ -19,7 +19,7 @@ class Settings:
     namespace: str
     hasher: str
     log_interval: float
-    disabled: bool
+    disabled: bool = field(compare=False)
 
 
 def resolve(

@@ -11,18 +11,18 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Literal
 
 import cachetools
 
 from mmcache.cache import Cache, default_cache
 from mmcache.errors import BadArgument
-from mmcache.fingerprints import encode, kind_of
+from mmcache.fingerprints import encode
 from mmcache.forks import renew_in_children
 from mmcache.layout.book import PATIENCE_SECONDS
-from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import filled, outline, summary
-from mmcache.layout.probes import trait_of
+from mmcache.layout.probes import size_of, trait_of
 from mmcache.processing import ImageCall, ProcessorCall
 from mmcache.tickets import Execution, Placeholder, Request, Ticket
 from mmcache.wrapping import takes_images, unwrap
@@ -73,6 +73,7 @@ class Stages:
         self._pixels, self._carry_source = pixels, carry_source
         self._workers = workers or min(4, os.cpu_count() or 1)
         self._geometries: cachetools.LRUCache[bytes, Any] = cachetools.LRUCache(_MOST_GEOMETRIES)
+        self._stand_in_class = _stand_in_class(type(self._image_processor))
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         renew_in_children(self)
@@ -131,7 +132,7 @@ class Stages:
         batch = list(tickets)
         if not batch or not all(isinstance(ticket, Ticket) for ticket in batch):
             raise BadArgument("tickets", tickets, "one or more tickets")
-        output = self._cache.serve(Execution(self.call, self._cache, batch))
+        output = self._cache.serve(Execution(self.call, self._cache, batch, self._forget_geometry))
         for ticket in batch:
             ticket.release()
         if device is not None or dtype is not None:
@@ -152,9 +153,10 @@ class Stages:
 
     def close(self) -> None:
         """Wait for eager work that has begun, drop what has not, and end the threads. Tickets stay valid."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-            self._pool = None
+        with self._lock:
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Stages":
         """Return the stages, to be closed at the end of the block."""
@@ -168,6 +170,7 @@ class Stages:
         """Forget the pool, whose threads are not in the child, and a lock that one of them may hold."""
         self._pool = None
         self._lock = threading.Lock()
+        self._geometries = cachetools.LRUCache(_MOST_GEOMETRIES)
 
     def call(self, images: Any, options: dict[str, Any]) -> ProcessorCall:
         """Return a call of the plain image processor; outputs are always tensors."""
@@ -184,14 +187,13 @@ class Stages:
             parts = [ImageCall(call, position, key) for position, key in enumerate(call.keys())]
             outlines = [self._outlined(part) for part in parts]
             whole = filled(call.joined(outlines))
+            tickets = [
+                self._ticket(part.key, part.source, options, outlined, call)
+                for part, outlined in zip(parts, outlines, strict=True)
+            ]
         except Exception as error:  # noqa: BLE001 - law 3: what is not the caller's ends in the plain call
             failure = error
         else:
-            layout = call.verdict.layout
-            tickets = [
-                self._ticket(part.key, part.source, options, outlined, layout)
-                for part, outlined in zip(parts, outlines, strict=True)
-            ]
             return tickets, outlines, whole
         self._cache.settle_failure(call, failure)
         return self._plain_tickets(call, images, options)
@@ -205,20 +207,28 @@ class Stages:
         return tickets, outlines, output
 
     def _ticket(
-        self, key: bytes | None, source: Any, options: dict[str, Any], outlined: Any, layout: Layout | None
+        self, key: bytes | None, source: Any, options: dict[str, Any], outlined: Any, call: ProcessorCall | None
     ) -> Ticket:
+        layout, identity = (call.verdict.layout, call.identity) if call is not None else (None, None)
         ticket = Ticket(
-            key, source, options, summary(outlined), layout, origin=self._cache.token, carry_source=self._carry_source
-        )
+            key, source, options, summary(outlined), layout,
+            identity=identity, origin=self._cache.token, carry_source=self._carry_source,
+        )  # fmt: skip
         ticket.pin_in(self._cache)
         return ticket
 
+    def _forget_geometry(self) -> None:
+        with self._lock:
+            self._geometries.clear()
+
     def _outlined(self, part: ImageCall) -> Any:
         """Return an image's outputs without pixels: remembered for its size, else from its item."""
-        of_size = encode((part.parent.identity, trait_of(part.source), _size_of(part.source)))
+        # Of this epoch: what was learned before everything was cleared is forgotten with it.
+        epoch = self._cache.memory.epoch
+        of_size = encode((epoch, part.parent.identity, trait_of(part.source), size_of(part.source)))
         with self._lock:
             known = self._geometries.get(of_size)
-        if known is not None and self._pixels != "now" and self._cache.memory.get_many([part.key]) == [None]:
+        if known is not None and self._pixels != "now" and part.key not in self._cache.memory:
             if self._pixels == "eager":
                 self._start(part)
             return known
@@ -233,17 +243,21 @@ class Stages:
         with self._lock:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="mmcache-stages")
-            self._pool.submit(self._cache.items, part)
+            self._pool.submit(self._process, part)
+
+    def _process(self, part: ImageCall) -> None:
+        try:
+            self._cache.items(part)
+        except Exception as failure:  # noqa: BLE001 - the processor's own comes up again when the ticket is executed
+            with suppress(Exception):
+                self._cache.settle_failure(part, failure)
 
     def _expanded(self, text: Any, images: Any, stand_in: _StandIn, **options: Any) -> Any:
         """Call the processor with something in the place of its image processor."""
-        twin, cls = copy.copy(self._processor), type(self._image_processor)
-
-        def preprocess(_: Any, images: Any, **given: Any) -> Any:
-            return stand_in(images, given)
-
+        twin = copy.copy(self._processor)
         twin.image_processor = copy.copy(self._image_processor)
-        twin.image_processor.__class__ = type(cls.__name__, (cls,), {"preprocess": preprocess})
+        twin.image_processor.__class__ = self._stand_in_class
+        vars(twin.image_processor)["_mmcache_stand_in"] = stand_in
         return twin(text=text, images=images, **{**options, "return_tensors": "pt"})
 
     def _num_tokens(self, inputs: Any, ticket: Ticket, outlined: Any, options: dict[str, Any]) -> int | None:
@@ -274,6 +288,11 @@ class Stages:
         return None if samples else found
 
 
-def _size_of(source: Any) -> tuple[int, ...]:
-    """Return the size of an image (width, height) or the shape of an array or tensor."""
-    return tuple(source.size) if kind_of(source) == "image" else tuple(source.shape)
+def _stand_in_class(plain: type) -> type:
+    """Make the class of what stands in for an image processor while its Processor expands a text."""
+
+    def preprocess(self: Any, images: Any, **given: Any) -> Any:
+        return self._mmcache_stand_in(images, given)
+
+    # Marked as mmcache's own, so that an installation leaves it alone.
+    return type(plain)(plain.__name__, (plain,), {"preprocess": preprocess, "__mmcache_plain__": plain})

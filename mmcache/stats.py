@@ -5,8 +5,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -63,6 +62,7 @@ class Stats:
         self.saved_seconds = 0.0
         self._warned: set[str] = set()
         self._reported: Counter[str] = Counter()
+        self._reported_evictions, self._reported_seconds = 0, 0.0
         self._since = time.monotonic()
         self._lock = threading.Lock()
 
@@ -76,6 +76,8 @@ class Stats:
         """Add ``images`` that went to the plain processor, and say why once."""
         with self._lock:
             self.counts["bypassed"] += images
+            if reason not in self.reasons and len(self.reasons) >= _MAX_CAUSES:
+                reason = "other reasons"
             self.reasons[reason] += images
         if self._first(f"bypass: {reason}"):
             logger.info("mmcache[%s] bypass: %s (counted in cache_info, not logged again)", self.name, reason)
@@ -84,6 +86,10 @@ class Stats:
         """Count a fault inside mmcache, and warn once for each cause: the error's type and where it was raised."""
         with self._lock:
             self.counts["errors"] += 1
+        with suppress(Exception):  # a log that raises: the counter has it, and there is nobody left to tell
+            self._warn_of(error)
+
+    def _warn_of(self, error: BaseException) -> None:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -119,7 +125,10 @@ class Stats:
         with self._lock:
             now, counts = time.monotonic(), Counter(self.counts)
             seconds, new = now - self._since, counts - self._reported
+            evicted = info.evictions - self._reported_evictions
+            saved_seconds = info.saved_seconds - self._reported_seconds
             self._since, self._reported = now, counts
+            self._reported_evictions, self._reported_seconds = info.evictions, info.saved_seconds
         images = _images(new)
         if not images or not logger.isEnabledFor(logging.INFO):
             return
@@ -127,23 +136,22 @@ class Stats:
         values = {
             "cache": self.name, "seconds": round(seconds, 3), "images": images, "hit_rate": rate,
             "lifetime_hit_rate": lifetime, "coalesced": new["coalesced"], "bypassed": new["bypassed"],
-            "errors": new["errors"], "evicted": info.evictions, "items": info.items, "bytes": info.currsize,
-            "max_bytes": info.maxsize, "saved_seconds": round(info.saved_seconds, 3),
+            "errors": new["errors"], "evicted": evicted, "items": info.items, "bytes": info.currsize,
+            "max_bytes": info.maxsize, "saved_seconds": round(saved_seconds, 3),
         }  # fmt: skip
         logger.info(
             "mmcache[%s] %.0fs: %d images, hit %.1f%% (lifetime %.1f%%), coalesced %d, bypassed %d, evicted %d, "
             "%d items, %s, saved %.1f s",
             self.name, seconds, images, 100 * rate, 100 * lifetime, new["coalesced"],
-            new["bypassed"], info.evictions, info.items, format_share(info.currsize, info.maxsize),
-            info.saved_seconds, extra={"mmcache": values},
+            new["bypassed"], evicted, info.items, format_share(info.currsize, info.maxsize),
+            saved_seconds, extra={"mmcache": values},
         )  # fmt: skip
 
 
-def debug_lookups(name: str, keys: Sequence[bytes], how: str) -> None:
-    """Write one DEBUG line per look-up, with the first 12 hex digits of its key."""
+def debug_lookup(name: str, key: bytes, how: str) -> None:
+    """Write one DEBUG line about a look-up, with the first 12 hex digits of its key."""
     if logger.isEnabledFor(logging.DEBUG):
-        for key in keys:
-            logger.debug("mmcache[%s] %s %s", name, how, key.hex()[:12])
+        logger.debug("mmcache[%s] %s %s", name, how, key.hex()[:12])
 
 
 def span(name: str) -> AbstractContextManager[Any]:

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from mmcache.cache import Cache
 from mmcache.calls import Bypass
-from mmcache.errors import ItemGone, NotJoinable
-from mmcache.fingerprints import kind_of
-from mmcache.items import Item
+from mmcache.errors import ItemGone, NotEncodable, NotJoinable
+from mmcache.fingerprints import encode, kind_of
+from mmcache.items import Item, is_tensor
 from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import outline, summary
 from mmcache.processing import ImageCall, ProcessorCall, source_changed
@@ -32,6 +32,7 @@ class Ticket:
         geometry: dict[str, Any],
         layout: Layout | None,
         *,
+        identity: bytes | None,
         origin: bytes,
         carry_source: bool,
     ) -> None:
@@ -39,17 +40,17 @@ class Ticket:
         self.key, self.source, self.options = key, source, options
         self.geometry, self.layout = geometry, layout
         self.num_tokens: int | None = None
-        self.origin, self.carry_source = origin, carry_source
+        self.identity, self.origin, self.carry_source = identity, origin, carry_source
         self._let_go: weakref.finalize[Any, Any] | None = None
 
     def pin_in(self, cache: Cache) -> None:
         """Keep the item in the memory tier, and count the source as kept alive, until `release` or garbage."""
+        held = _source_bytes(self.source)
         if self.key is not None:
             cache.memory.pin(self.key)
-            held = _source_bytes(self.source)
-            cache.memory.hold(held)
-            self._let_go = weakref.finalize(self, _let_go, cache.memory, self.key, held)
-            self._let_go.atexit = False
+        cache.memory.hold(held)
+        self._let_go = weakref.finalize(self, _let_go, cache.memory, self.key, held)
+        self._let_go.atexit = False
 
     def release(self) -> None:
         """Let the item be evicted, for a request that was cancelled. The ticket can still be executed."""
@@ -100,50 +101,55 @@ class Execution:
     """The execution of some tickets, as the cache sees it."""
 
     def __init__(
-        self, call: Callable[[Any, dict[str, Any]], ProcessorCall], cache: Cache, tickets: Sequence[Ticket]
+        self,
+        call: Callable[[Any, dict[str, Any]], ProcessorCall],
+        cache: Cache,
+        tickets: Sequence[Ticket],
+        forget_geometry: Callable[[], None],
     ) -> None:
         """``call(images, options)`` makes a call of the stages' image processor."""
-        self._call, self._cache, self._tickets = call, cache, tickets
+        self._call, self._cache, self._tickets, self._forget_geometry = call, cache, tickets, forget_geometry
         self.images = len(tickets)
         self.single = self.images == 1
-        self._parts: dict[int, ImageCall] = {}
 
     def keys(self) -> list[bytes]:
-        """Return the tickets' keys."""
-        return [self._key(position, ticket) for position, ticket in enumerate(self._tickets)]
+        """Return the tickets' keys; unless its item is here, a ticket's source must be there and unchanged."""
+        return [self._key(ticket) for ticket in self._tickets]
 
-    def _key(self, position: int, ticket: Ticket) -> bytes:
-        """Return a ticket's key; unless its item is here, its source must be there and unchanged."""
-        own = ticket.origin == self._cache.token
-        if ticket.key is not None and own and self._cache.memory.get_many([ticket.key]) != [None]:
+    def _key(self, ticket: Ticket) -> bytes:
+        if ticket.key is not None and ticket.origin == self._cache.token and ticket.key in self._cache.memory:
             return ticket.key
+        return self._part(ticket).key
+
+    def _part(self, ticket: Ticket) -> ImageCall:
+        """Return the call that processes a ticket's source, with the processor as it is now."""
         if ticket.source is None:
             raise ItemGone("a ticket without its source, and its item is not here: add the image again")
         call = self._call([ticket.source], ticket.options)
         (key,) = call.keys()
-        if ticket.key is not None and own and key != ticket.key:
-            raise source_changed()
+        self._check_source(ticket, call)
         ticket.layout = call.verdict.layout
-        self._parts[position] = ImageCall(call, 0, key)
-        return key
+        return ImageCall(call, 0, key)
+
+    def _check_source(self, ticket: Ticket, call: ProcessorCall) -> None:
+        """Raise `SourceChanged` if a ticket's source is not what it was; tickets from elsewhere cannot be checked."""
+        if ticket.key is not None and ticket.origin == self._cache.token:
+            assert ticket.identity is not None, "a ticket with a key has an identity"
+            if call.key_of(ticket.source, ticket.identity) != ticket.key:
+                raise source_changed()
 
     def compute(self, position: int) -> Any:
         """Process a ticket's source."""
-        if position not in self._parts:  # evicted between look-up and use
-            self._parts[position] = self._part(self._tickets[position])
-        return self._parts[position].compute(0)
-
-    def _part(self, ticket: Ticket) -> ImageCall:
-        if ticket.source is None or ticket.key is None:
-            raise ItemGone("the item of a ticket without its source was evicted just now: add the image again")
-        call = self._call([ticket.source], ticket.options)
-        call.keys()
-        return ImageCall(call, 0, ticket.key)
+        ticket = self._tickets[position]
+        if ticket.source is None:
+            raise Bypass("an item that was evicted just before its use")
+        return self._part(ticket).compute(0)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Join the items as the processor would, having compared them with what their sizes promised."""
         for ticket, item in zip(self._tickets, items, strict=True):
             if summary(outline(item.value)) != ticket.geometry:
+                self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
         return items[0].thaw() if self.single else self._joined([item.value for item in items])
 
@@ -151,31 +157,49 @@ class Execution:
         layout = self._tickets[0].layout
         if layout is None or any(ticket.layout != layout for ticket in self._tickets):
             raise Bypass("tickets whose images join differently")
-        return layout.join(outputs)
+        try:
+            return layout.join(outputs)
+        except NotJoinable:
+            raise Bypass("tickets whose outputs make no batch, such as unequal sizes") from None
 
     def plain(self) -> Any:
         """Have the plain processor do it, with one call if all options are equal."""
         tickets = self._tickets
-        if any(ticket.source is None for ticket in tickets):
-            raise ItemGone("a ticket without its source, and its item is not here: add the image again")
-        if all(ticket.options == tickets[0].options for ticket in tickets):
+        calls = [self._call([ticket.source], ticket.options) for ticket in tickets]
+        for ticket, call in zip(tickets, calls, strict=True):
+            if ticket.source is None:
+                raise ItemGone("a ticket without its source, and its item is not here: add the image again")
+            self._check_source(ticket, call)
+        if self.single or _all_equal([ticket.options for ticket in tickets]):
             return self._call([ticket.source for ticket in tickets], tickets[0].options).plain()
         if (layout := tickets[0].layout) is None:
             raise NotJoinable(
                 "these tickets have different options, and their processor's batches are not joined from single "
                 "images: execute them one by one"
             )
-        return layout.join([self._call([ticket.source], ticket.options).plain() for ticket in tickets])
+        return layout.join([call.plain() for call in calls])
 
 
-def _let_go(memory: Any, key: bytes, held: int) -> None:
+def _all_equal(options: Sequence[dict[str, Any]]) -> bool:
+    try:
+        return len({encode(given) for given in options}) == 1
+    except NotEncodable:
+        return False
+
+
+def _let_go(memory: Any, key: bytes | None, held: int) -> None:
     """Take back a pin and a held source: runs in the garbage collector, so it takes no lock."""
-    memory.unpin_later(key)
+    if key is not None:
+        memory.unpin_later(key)
     memory.release_later(held)
 
 
 def _source_bytes(source: Any) -> int:
-    """Return how many bytes a source keeps alive."""
+    """Return how many bytes a source keeps alive: of an image what Pillow keeps, of a view the whole behind it."""
     if kind_of(source) == "image":
-        return int(source.width * source.height * len(source.getbands()))
-    return int(getattr(source, "nbytes", 0))
+        wide = 1 if source.mode in ("1", "L", "P") else 2 if source.mode.startswith("I;16") else 4
+        return int(source.width * source.height * wide)
+    if is_tensor(source):
+        return int(source.untyped_storage().nbytes())
+    base = getattr(source, "base", None)
+    return int(getattr(base if base is not None else source, "nbytes", 0))

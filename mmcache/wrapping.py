@@ -83,8 +83,10 @@ def _as_class(processor: ProcessorT, cls: type) -> ProcessorT:
 def _wrapped_class(plain: type, cache: Cache) -> type:
     """Make the subclass that looks images up; by name, module and documentation it is the plain class."""
 
-    def reduce(self: Any, _: Any) -> tuple[Any, ...]:
-        return (wrap, (unwrap(self), cache))
+    def reduce(self: Any, protocol: Any) -> Any:
+        # Somebody's subclass of this class is not what `wrap` makes, and travels (or does not) like any other.
+        own = "__mmcache_plain__" in vars(type(self))
+        return (wrap, (unwrap(self), cache)) if own else object.__reduce_ex__(self, protocol)
 
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
         # Looked up now: somebody may patch the plain class at any time, and then means us too.

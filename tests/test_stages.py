@@ -161,9 +161,10 @@ def test_a_source_changed_while_it_is_processed_is_an_error_and_nothing_is_store
 
         changing.__mmcache_original__ = original  # type: ignore[attr-defined]
         items = cache.cache_info().items
-        with monkeypatch.context() as patched, pytest.raises(mmcache.SourceChanged):
+        with monkeypatch.context() as patched:
             patched.setattr(QWEN, "_preprocess", changing)
-            stages.execute([ticket])
+            with pytest.raises(mmcache.SourceChanged):
+                stages.execute([ticket])
         assert cache.cache_info().items == items
 
 
@@ -184,6 +185,72 @@ def test_a_ticket_pins_its_item_until_it_is_executed_released_or_garbage(monkeyp
         with counted(QWEN) as runs:
             same(plain([A]), stages.execute([ticket]))  # evicted by now: computed from its source
             assert runs.images == 2
+
+
+@pytest.mark.parametrize("pixels", MODES)
+def test_a_changed_source_is_noticed_even_where_the_plain_processor_has_to_do_it(
+    pixels: Any, cache: mmcache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with mmcache.Stages(QWEN(), cache=cache, pixels=pixels) as stages:
+        stages.add(np.asarray(B).copy(), size=LIMITS)
+        array = np.asarray(A).copy()
+        ticket = stages.add(array, size=LIMITS)
+        cache.settle()
+        stages.close()
+        cache.close()
+        array[:50] = 0
+        with pytest.raises(mmcache.SourceChanged):
+            stages.execute([ticket])
+        array[:] = np.asarray(A)
+        same(plain([np.asarray(A).copy()]), stages.execute([ticket]))
+
+
+def test_a_processor_that_changed_since_add_is_executed_as_it_is_now(cache: mmcache.Cache) -> None:
+    processor = QWEN()
+    with mmcache.Stages(processor, cache=cache, pixels="lazy") as stages:
+        stages.add(B, size=LIMITS)
+        ticket = stages.add(A, size=LIMITS)
+        stages._image_processor.do_normalize = False
+        processor.do_normalize = False
+        same(processor([A], size=LIMITS, return_tensors="pt"), stages.execute([ticket]))
+
+
+def test_an_item_made_with_another_number_of_threads_is_not_kept(cache: mmcache.Cache) -> None:
+    threads = torch.get_num_threads()
+    with mmcache.Stages(QWEN(), cache=cache, pixels="lazy") as stages:
+        stages.add(B, size=LIMITS)
+        part = stages.call([A], {"size": LIMITS})
+        (key,) = part.keys()
+        torch.set_num_threads(threads + 1)
+        try:
+            from mmcache.calls import Bypass
+            from mmcache.processing import ImageCall
+
+            with pytest.raises(Bypass, match="surroundings"):
+                cache.items(ImageCall(part, 0, key))
+        finally:
+            torch.set_num_threads(threads)
+        assert key not in cache.memory
+
+
+def test_what_was_learned_of_a_size_is_forgotten_with_clear(cache: mmcache.Cache) -> None:
+    with mmcache.Stages(QWEN(), cache=cache, pixels="lazy") as stages:
+        stages.add(A, size=LIMITS)
+        cache.clear()
+        with counted(QWEN) as runs:
+            stages.add(B, size=LIMITS)
+            assert runs.images == 1
+
+
+def test_outputs_that_are_no_mapping_have_tickets_too(cache: mmcache.Cache) -> None:
+    class Bare(transformers.CLIPImageProcessorPil):
+        def preprocess(self, images: Any, **options: Any) -> Any:
+            return super().preprocess(images, **options)["pixel_values"]
+
+    with mmcache.Stages(Bare(), cache=cache) as stages:
+        tickets = [stages.add(image) for image in (A, B)]
+        assert tickets[0].geometry == {"": (1, 3, 224, 224)}
+        same(Bare()([A, B], return_tensors="pt"), stages.execute(tickets))
 
 
 def test_dropped_tickets_leave_nothing_behind(stages: mmcache.Stages, cache: mmcache.Cache) -> None:
@@ -211,7 +278,11 @@ print(hashlib.sha256(output["pixel_values"].numpy().tobytes()).hexdigest(), outp
     import hashlib
 
     found = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "ticket")], capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", script, str(tmp_path / "ticket")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
     )
     digest = hashlib.sha256(expected["pixel_values"].numpy().tobytes()).hexdigest()
     assert found.stdout.strip() == f"{digest} {expected['image_grid_thw'].tolist()}"
@@ -289,7 +360,7 @@ def test_images_that_the_trial_does_not_serve_are_processed_plainly(cache: mmcac
 
 
 def test_the_async_twins_give_the_same_without_blocking_the_loop(stages: mmcache.Stages) -> None:
-    async def main() -> list[Any]:
+    async def main() -> tuple[Any, Any]:
         tickets = await asyncio.gather(*[stages.aadd(image, size=LIMITS) for image in (A, B, A, WIDE)])
         return await asyncio.gather(stages.aexecute(tickets), stages.aexecute(tickets[:1]))
 
@@ -388,6 +459,16 @@ class TestRequests:
         merged = plain(A)["image_grid_thw"].prod().item() // processor.image_processor.merge_size**2
         assert ticket.num_tokens == merged
 
+    def test_an_installation_leaves_the_stages_alone(self, full: Any) -> None:
+        stages, _ = full
+        with mmcache.Cache("64MiB") as other, mmcache.install(other) as installation:
+            patched = len(installation._originals)
+            for _ in range(3):
+                request = self.check(full, self.TEXT, [A], size=LIMITS)
+                assert len(request.tickets) == 1
+                assert stages.add(A, size=LIMITS).num_tokens
+            assert len(installation._originals) == patched
+
     def test_a_wrong_number_of_images_raises_what_the_processor_raises(self, full: Any) -> None:
         stages, processor = full
         with pytest.raises(ValueError, match=r".") as expected:
@@ -399,7 +480,10 @@ class TestRequests:
     def test_the_async_twin(self, full: Any) -> None:
         stages, processor = full
         request = asyncio.run(stages.aadd_request(self.TEXT, [A], size=LIMITS))
-        same(processor(text=self.TEXT, images=[A], size=LIMITS, return_tensors="pt")["input_ids"], request.inputs["input_ids"])
+        same(
+            processor(text=self.TEXT, images=[A], size=LIMITS, return_tensors="pt")["input_ids"],
+            request.inputs["input_ids"],
+        )
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,11 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "Qwen2VLImageProcessor": {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
     "Qwen2VLImageProcessorPil": {"size": {"shortest_edge": 3136, "longest_edge": 50176}},
     # Qwen2.5-VL and Qwen3-VL checkpoints use these classes with their own numbers.
-    "Qwen2VLImageProcessor:2.5": {"patch_size": 14, "merge_size": 2, "size": {"shortest_edge": 784, "longest_edge": 99999}},
+    "Qwen2VLImageProcessor:2.5": {
+        "patch_size": 14,
+        "merge_size": 2,
+        "size": {"shortest_edge": 784, "longest_edge": 99999},
+    },
     "Qwen2VLImageProcessor:3": {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     "Qwen2VLImageProcessorPil:3": {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3},
     "CLIPImageProcessor": {},
@@ -202,18 +206,22 @@ def test_paths_go_through_the_loader_and_share_the_content_of_what_it_gives(
         wrapped(str(tmp_path / "none.png"))
 
 
+def outcome(processor: Any, images: Any) -> Any:
+    try:
+        return processor(images, return_tensors="pt")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is compared
+        return error
+
+
 @pytest.mark.parametrize("images", [[], None, "", 5, [None], [A, [B]], [[]], {"a": 1}, b"bytes"])
 def test_what_the_processor_refuses_it_still_refuses_in_the_same_words(images: Any, cache: mmcache.Cache) -> None:
     plain = made("CLIPImageProcessor")
     wrapped = mmcache.wrap(plain, cache)
-    try:
-        expected = plain(images, return_tensors="pt")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it must be the same
-        with pytest.raises(type(error)) as found:
-            wrapped(images, return_tensors="pt")
-        assert str(found.value) == str(error)
+    expected, found = outcome(plain, images), outcome(wrapped, images)
+    if isinstance(expected, Exception):
+        assert (type(found), str(found)) == (type(expected), str(expected))
     else:
-        same(expected, wrapped(images, return_tensors="pt"))
+        same(expected, found)
     assert cache.cache_info().items == 0
 
 
@@ -252,10 +260,85 @@ def test_a_class_patched_after_wrapping_is_the_one_that_runs(
     same(before, wrapped(A, return_tensors="pt"))
 
 
+def test_methods_put_on_the_class_of_a_wrapped_processor_are_seen(cache: mmcache.Cache) -> None:
+    wrapped = mmcache.wrap(made("CLIPImageProcessorPil"), cache)
+    before = wrapped(A, return_tensors="pt")
+    original = transformers.CLIPImageProcessorPil.rescale
+    type(wrapped).rescale = lambda self, image, *args, **options: original(self, image, *args, **options) * 2
+    assert difference(before, wrapped(A, return_tensors="pt")) != ""
+    (reason,) = cache.cache_info().bypass_reasons
+    assert "class of a wrapped processor" in reason
+    del type(wrapped).rescale
+
+    class Mine(type(wrapped)):  # type: ignore[misc]
+        def normalize(self, image: Any, *args: Any, **options: Any) -> Any:
+            return super().normalize(image, *args, **options) + 1
+
+    mine = Mine()
+    for _ in range(2):
+        expected = before["pixel_values"].numpy() + 1
+        assert np.array_equal(mine(A, return_tensors="pt")["pixel_values"].numpy(), expected)
+
+
+@pytest.mark.parametrize("tiles", [(3, 36), (36, 3)])
+def test_an_attribute_that_is_read_behind_a_given_option_is_in_the_key(tiles: Any, cache: mmcache.Cache) -> None:
+    first, second = (transformers.PerceptionLMImageProcessor(max_num_tiles=most) for most in tiles)
+    image = picture(30, 900, 700)
+    for plain in (first, second, first, second):
+        wrapped = mmcache.wrap(plain, cache)
+        options: dict[str, Any] = {"max_num_tiles": 9, "return_tensors": "pt"}
+        same(plain(image, **options), wrapped(image, **options))
+
+
+def test_small_numbers_are_part_of_a_structure(cache: mmcache.Cache) -> None:
+    """How many tiles there may be decides how masks are padded: what was tried for one says nothing of four."""
+    images: Any = [[picture(31, 300, 200)], [picture(32, 700, 700), picture(33, 300, 900)]]
+    for tiles in (1, 4):
+        plain = transformers.MllamaImageProcessor(max_image_tiles=tiles)
+        wrapped = mmcache.wrap(plain, cache)
+        for _ in range(2):
+            same(plain(images, return_tensors="pt"), wrapped(images, return_tensors="pt"))
+
+
+def test_a_patched_method_that_reads_metadata_has_it_in_the_key(
+    cache: mmcache.Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cls = transformers.CLIPImageProcessorPil
+    original = cls.preprocess
+
+    def with_resolution(self: Any, images: Any, *args: Any, **options: Any) -> Any:
+        image = images[0] if isinstance(images, list) else images
+        output = original(self, images, *args, **options)
+        output["dpi"] = getattr(image, "info", {}).get("dpi", 0)
+        return output
+
+    monkeypatch.setattr(cls, "preprocess", with_resolution)
+    wrapped = mmcache.wrap(cls(), cache)
+    for dpi in (72, 300, 72):
+        image = A.copy()
+        image.info["dpi"] = dpi
+        same(cls()(image, return_tensors="pt"), wrapped(image, return_tensors="pt"))
+
+
+def test_attributes_of_an_output_are_the_callers_own(cache: mmcache.Cache) -> None:
+    wrapped = mmcache.wrap(made("CLIPImageProcessor"), cache)
+    for _ in range(3):
+        output = wrapped([A, B], return_tensors="pt")
+        assert output.skip_tensor_conversion is None
+        vars(output)["note"] = ["mine"]
+        vars(wrapped(A, return_tensors="pt"))["note"] = "mine"
+        assert "note" not in vars(wrapped([B, A], return_tensors="pt"))
+
+
 def test_wrong_options_raise_what_they_raise_without_the_cache(cache: mmcache.Cache) -> None:
     plain = made("CLIPImageProcessor")
     wrapped = mmcache.wrap(plain, cache)
-    for options in ({"size": "large"}, {"no_such_option": 1}, {"do_resize": True, "size": {}}, {"return_tensors": "xx"}):
+    for options in (
+        {"size": "large"},
+        {"no_such_option": 1},
+        {"do_resize": True, "size": {}},
+        {"return_tensors": "xx"},
+    ):
         with pytest.raises(Exception) as expected:  # noqa: PT011 - whatever the processor says
             plain(A, **options)
         with pytest.raises(type(expected.value)) as found:
@@ -368,6 +451,21 @@ class TestInstall:
         assert cache.cache_info().hits == hits
         assert not hasattr(transformers.CLIPImageProcessor.preprocess, "__mmcache_original__")
 
+    def test_a_random_processor_gives_what_it_gives_without_the_cache(self, cache: mmcache.Cache) -> None:
+        class Noisy(transformers.CLIPImageProcessorPil):
+            def _preprocess(self, images: Any, *args: Any, **options: Any) -> Any:
+                output = super()._preprocess(images, *args, **options)
+                output["pixel_values"] = output["pixel_values"] + torch.rand(1).item()
+                return output
+
+        torch.manual_seed(0)
+        expected = [Noisy()(A, return_tensors="pt") for _ in range(6)]
+        torch.manual_seed(0)
+        with mmcache.install(cache):
+            for output in expected:
+                same(output, Noisy()(A, return_tensors="pt"))
+        assert "Noisy: it draws random numbers" in cache.cache_info().bypass_reasons
+
     def test_a_second_installation_is_refused_and_closing_twice_does_nothing(self, cache: mmcache.Cache) -> None:
         installation = mmcache.install(cache)
         try:
@@ -395,7 +493,7 @@ class TestNotHarmedFromOutside:
         values.view(-1)[0] = 7
         values.data.mul_(2)
         values.numpy()[:] = 5
-        torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(values)).zero_()
+        torch.utils.dlpack.from_dlpack(values).zero_()
         values.resize_(1)
         output["image_grid_thw"].fill_(9)
         output["extra"] = 1

@@ -14,9 +14,10 @@ import functools
 import hashlib
 import importlib.metadata
 import logging
+import operator
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -36,6 +37,7 @@ from mmcache.fingerprints.encoding import encode
 
 # Types whose values cannot change in place: a binding to one of them only changes by being bound anew.
 _FIXED = (type(None), bool, int, float, complex, str, bytes)
+
 
 class _Example(NamedTuple):
     field: int
@@ -75,7 +77,7 @@ def _installed_version(top: str, *, loaded: bool) -> str | None:
     return None
 
 
-_Seen = tuple[bytes, list[Callable[[], bool]], list[Callable[[], Any]]]
+_Seen = tuple[bytes, list[Callable[[], bool]], list[Callable[[], Any]], bool]
 
 
 class CodeIdentity:
@@ -89,17 +91,22 @@ class CodeIdentity:
 
     def current(self) -> tuple[Any, ...]:
         """Return what identifies the code as it is now, ready to be encoded."""
-        description, watches, live = self._seen
+        description, watches, live, _ = self._seen
         if not all(watch() for watch in watches):
-            description, _, live = self._describe()
+            description, _, live, _ = self._describe()
         return (description, *[encoded() for encoded in live])
+
+    @property
+    def foreign(self) -> bool:
+        """Whether code was followed, as of `current`: there is some that comes from no library with a version."""
+        return self._seen[3]
 
     def _describe(self) -> _Seen:
         walk = _Walk(self._name)
         # A digest, since it is encoded and hashed again at each call, and ten kilobytes of it cost 20 µs.
         description = hashlib.sha256(encode(walk.describe(self._target, self._name, follow=True))).digest()
         # One assignment: another thread sees the old description or the new one, never a mixture.
-        self._seen = (description, walk.watches, walk.live)
+        self._seen = (description, walk.watches, walk.live, walk.foreign)
         return self._seen
 
 
@@ -111,6 +118,7 @@ class _Walk:
         self.seen: dict[int, int] = {}
         self.watches: list[Callable[[], bool]] = []
         self.live: list[Callable[[], Any]] = []
+        self.foreign = False
 
     def describe(self, value: Any, where: str, *, follow: bool = False) -> Any:
         """Describe anything that code can name; ``follow`` goes into the code of a package with a version too."""
@@ -170,6 +178,7 @@ class _Walk:
         return "a value that may change in place"
 
     def _function(self, function: FunctionType) -> Any:
+        self.foreign = True
         code, defaults, keyword = function.__code__, function.__defaults__, function.__kwdefaults__
         self.watches.append(
             lambda: (
@@ -182,8 +191,16 @@ class _Walk:
         ]
         described += [self._cell(cell, n) for n, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)]
         described += [self._global(function.__globals__, n) for n in sorted(set(_global_names(code)))]
+        described += self._attributes(function)
         described += [self._import(n) for n in sorted(set(_imports(code, function.__module__ or "")))]
         return ("function", name, _code(code), tuple(keyword or ()), *described)
+
+    def _attributes(self, function: FunctionType) -> Iterator[Any]:
+        """Describe what somebody put on a function, which may read it by its own name."""
+        held = dict(vars(function))
+        self.watches.append(lambda: _same_objects(vars(function), held))
+        for name in sorted(name for name in held if not name.startswith("__")):
+            yield (name, self.describe(held[name], f"{function.__qualname__}.{name}"))
 
     def _cell(self, cell: Any, name: str) -> Any:
         held = _contents(cell)
@@ -214,9 +231,7 @@ class _Walk:
     def _members(self, cls: type) -> Iterator[Any]:
         """Describe what a class holds, except for what Python itself puts there."""
         held = dict(vars(cls))
-        objects = [id(member) for member in held.values()]
-        # By identity, and with `held` kept alive: 1 and True are equal, and equal members are no equal outputs.
-        self.watches.append(lambda: [*map(id, vars(cls).values())] == objects and [*vars(cls)] == [*held])
+        self.watches.append(lambda: _same_objects(vars(cls), held))
         for name in sorted(held):
             member = held[name]
             function = getattr(member, "__func__", getattr(member, "fget", member))
@@ -228,6 +243,11 @@ class _Walk:
                 yield (name, type(member).__name__, getattr(member, "__qualname__", ""))
             elif name != "_abc_impl":  # the book of who is a subclass
                 yield (name, self.describe(member, f"{cls.__qualname__}.{name}"))
+
+
+def _same_objects(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
+    """Whether two mappings hold the very same objects: 1 and True are equal, and make no equal outputs."""
+    return now.keys() == then.keys() and all(map(operator.is_, now.values(), then.values()))
 
 
 def _library_version(value: Any) -> str | None:

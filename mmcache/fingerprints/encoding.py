@@ -34,6 +34,9 @@ _KNOWN_TEXTS: dict[str, bytes] = {}
 _KNOWN_TEXTS_LIMIT = 4096
 _KNOWN_TEXT_LENGTH = 64
 
+# Whole numbers up to this are counts and factors, which are part of a structure; larger ones are sizes.
+_LARGEST_COUNT = 100
+
 # Sizes, factors and grey levels: what an int in a configuration nearly always is.
 _SMALL_INTS = range(-1, 4097)
 
@@ -91,8 +94,9 @@ def encode(value: object, *, numbers: bool = True) -> bytes:
     tuples, sets, frozensets, dicts, ``OrderedDict``, ``UserDict`` and mapping proxies of these. Mappings and sets have
     no order. Types are exact: ``1``, ``1.0``, ``True``, ``"1"`` and ``b"1"`` all differ, and so do ``[]`` and ``()``.
 
-    With ``numbers=False`` every number counts only by its type, and every array by its dtype and number of
-    dimensions: what is left is the structure of a call.
+    With ``numbers=False`` a number counts only by its type, unless it is a whole one of at most 100 (a count of tiles,
+    a patch size: those decide how things are put together), and an array by its dtype and number of dimensions: what
+    is left is the structure of a call.
 
     Raises ``NotEncodable``, which names the path to the culprit, for anything else (subclasses of the above too).
 
@@ -137,6 +141,14 @@ def _put_float(encoder: _Encoder, value: float) -> None:
 
 def _put_complex(encoder: _Encoder, value: complex) -> None:
     encoder.out.append(_COMPLEX(b"c", value.real, value.imag))
+
+
+def _put_small_int(encoder: _Encoder, value: int) -> None:
+    """Encode a count or an index, and of a size only that it is one."""
+    if -_LARGEST_COUNT <= value <= _LARGEST_COUNT:
+        _put_int(encoder, value)
+    else:
+        _put_number_type(encoder, value)
 
 
 def _put_number_type(encoder: _Encoder, value: complex) -> None:
@@ -305,4 +317,8 @@ _WITH_NUMBERS: dict[type, _Rule] = {
     frozenset: _put_set,
     **dict.fromkeys(_MAPPINGS, _put_mapping),
 }
-_WITHOUT_NUMBERS: dict[type, _Rule] = {**_WITH_NUMBERS, **dict.fromkeys((int, float, complex), _put_number_type)}
+_WITHOUT_NUMBERS: dict[type, _Rule] = {
+    **_WITH_NUMBERS,
+    int: _put_small_int,
+    **dict.fromkeys((float, complex), _put_number_type),
+}

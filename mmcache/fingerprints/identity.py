@@ -12,10 +12,20 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any
 
+from mmcache.errors import NotIdentifiable
 from mmcache.fingerprints.code import CodeIdentity, package_version
+from mmcache.fingerprints.encoding import encode
 
 # Book-keeping of transformers that changes no output.
 _INERT = frozenset({"_valid_kwargs_names", "_processor_class", "_auto_class", "image_processor_type"})
+
+# What mmcache and Python put on the class of a wrapped processor.
+_OWN_MEMBERS = frozenset(
+    {
+        "preprocess", "__reduce_ex__", "__mmcache_plain__", "__mmcache_cache__", "__module__", "__qualname__", "__doc__",
+        "__abstractmethods__", "_abc_impl", "__slotnames__", "__firstlineno__", "__static_attributes__",
+    }
+)  # fmt: skip
 
 # Packages whose versions decide the bits of a processor's output.
 _PACKAGES = ("transformers", "torch", "torchvision", "PIL", "numpy")
@@ -32,27 +42,33 @@ def describe_processor(processor: Any, options: Mapping[str, Any]) -> tuple[Any,
 
     Raises `NotIdentifiable` for a class whose code cannot be followed, and `RefusedOptions`.
     """
-    cls = plain_class(type(processor))
-    return (_class_identity(cls), _canonical(_effective(processor, options)), surroundings())
+    cls = type(processor)
+    if cls is not plain_class(cls) and vars(cls).keys() - _OWN_MEMBERS:
+        raise NotIdentifiable(
+            cls.__qualname__, "methods were put on the class of a wrapped processor; patch its own class"
+        )
+    return (_identity_of(plain_class(cls)).current(), _canonical(_effective(processor, options)), surroundings())
 
 
 def plain_class(cls: type) -> type:
     """Return the class of a processor without what mmcache put over it."""
-    plain: type = getattr(cls, "__mmcache_plain__", cls)
+    plain: type = vars(cls).get("__mmcache_plain__", cls)
     return plain
 
 
 def has_foreign_code(cls: type) -> bool:
-    """Whether a class or one of its bases is from outside transformers, so that it may read more than pixels."""
-    return any(base.__module__.partition(".")[0] != "transformers" for base in plain_class(cls).__mro__[:-1])
+    """Whether a class has code from outside transformers in it, which may read more of an image than pixels."""
+    plain = plain_class(cls)
+    named = any(base.__module__.partition(".")[0] != "transformers" for base in plain.__mro__[:-1])
+    return named or _identity_of(plain).foreign
 
 
-def _class_identity(cls: type) -> tuple[Any, ...]:
+def _identity_of(cls: type) -> CodeIdentity:
     # Without a lock: two threads that meet here make the same identity twice, and either may stay.
     identity = _classes.get(cls)
     if identity is None:
         identity = _classes[cls] = CodeIdentity(cls)
-    return identity.current()
+    return identity
 
 
 def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -64,12 +80,20 @@ def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"state": state, "options": dict(options)}
     # An option that is given as None is given: it means off, not the attribute.
     given = {**{name: getattr(processor, name, None) for name in names}, **options}
-    for name in names:
-        state.pop(name, None)
     try:
-        return {"state": state, "options": standardize(**given)}
+        effective = standardize(**given)
     except Exception as refused:
         raise RefusedOptions(str(refused)) from refused
+    # An attribute that differs from the option in its place stays in the state: a few processors read it all the same
+    # (in transformers 5.24 PerceptionLM and two of PP-OCR).
+    for name in names:
+        if name not in options or _alike(state.get(name), effective.get(name)):
+            state.pop(name, None)
+    return {"state": state, "options": effective}
+
+
+def _alike(attribute: Any, option: Any) -> bool:
+    return encode(_canonical(attribute)) == encode(_canonical(option))
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from mmcache.fingerprints.arrays import array_pieces, has_exact_bytes, is_readab
 from mmcache.fingerprints.encoding import encode
 from mmcache.fingerprints.hashers import Hasher, HashState
 from mmcache.fingerprints.loading import UndecodableSource, load
-from mmcache.fingerprints.metadata import encode_metadata
+from mmcache.fingerprints.metadata import encode_handed_over, encode_metadata, lazy_file
 from mmcache.fingerprints.pixels import update_pixels
 
 if TYPE_CHECKING:
@@ -74,8 +74,10 @@ def digest_source(source: object, hasher: Hasher, *, metadata: bool = False) -> 
     An image counts by mode, size, pixels, palette and ``info["transparency"]``, which is all that processors read of
     it; arrays and tensors by dtype, shape and bytes in C order (arrays also by whether a stride is negative, which
     torch refuses); encoded bytes and files by their bytes and by how this process would decode them, without decoding
-    them. With ``metadata=True``, for functions of the user's which may read more, an image counts also by its format,
-    all of its ``info`` and its EXIF, a tensor also by ``requires_grad``.
+    them. With ``metadata=True``, for functions of the user's which may read more, an image counts also by its class,
+    format, all of its ``info``, EXIF and other attributes, a lazily opened one by its file instead of its pixels (it is
+    not loaded, since a function may draft it), a tensor also by ``requires_grad``, encoded bytes by their type and
+    position, and a path by its type and text, beside its content.
 
     Raises ``UnsupportedSource`` for anything else, ``NotEncodable`` for metadata that cannot be hashed exactly, and
     ``UndecodableSource`` where the image or the file cannot be read.
@@ -90,7 +92,8 @@ def digest_source(source: object, hasher: Hasher, *, metadata: bool = False) -> 
         case "tensor":
             _update_tensor(source, state, metadata)  # type: ignore[arg-type]
         case "encoded" | "path":
-            return digest_encoded(read_encoded(source), kind, hasher)
+            handed_over = encode_handed_over(source) if metadata else b""
+            return digest_encoded(read_encoded(source), kind, hasher, handed_over)
         case None:
             raise unsupported(source)
     return state.digest()
@@ -145,10 +148,12 @@ def read_encoded(source: Any) -> bytes | memoryview:
         raise UndecodableSource(error) from error
 
 
-def digest_encoded(data: bytes | memoryview, kind: Literal["encoded", "path"], hasher: Hasher) -> bytes:
-    """Return the digest of an encoded picture's bytes and of Pillow's ways to decode them."""
+def digest_encoded(
+    data: bytes | memoryview, kind: Literal["encoded", "path"], hasher: Hasher, handed_over: bytes = b""
+) -> bytes:
+    """Return the digest of an encoded picture's bytes, of Pillow's ways to decode them, and of how they came."""
     state = hasher.new()
-    state.update(_header(kind, *_decoding(), len(data)))
+    state.update(_header(kind, *_decoding(), handed_over, len(data)))
     state.update(data)
     return state.digest()
 
@@ -163,6 +168,10 @@ def _decoding() -> tuple[object, ...]:
 
 
 def _update_image(image: "Image", state: HashState, metadata: bool) -> None:
+    if metadata and (file := lazy_file(image)) is not None:
+        state.update(_header("lazy image", *_decoding(), encode_metadata(image, lazy=True), len(file)))
+        state.update(file)
+        return
     load(image)
     # ``load`` has brought a palette that was set before into Pillow's own memory, where conversions read it.
     palette = (image.im.getpalettemode(), bytes(image.getpalette(None) or ())) if image.mode in ("P", "PA") else None

@@ -1,44 +1,77 @@
 """The book of verdicts: each structure is tried once, on a thread of its own, and remembered."""
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from mmcache.layout.trial import Verdict
+from mmcache.layout.trial import DRAWS, RUNS_TO_BE_SURE, Verdict
 
 # A caller waits this long for a trial (most take well under a second); then it goes on without, and so does the trial.
 PATIENCE_SECONDS = 3.0
 
 
+# Identities whose structure is remembered: with limits of its own for each image, every image has another.
+_MOST_STRUCTURES = 4096
+
+
 class Trials:
-    """The trials of one cache: at most one runs at a time, since it restores the random generators at its end."""
+    """The trials of one cache: at most one runs at a time, since it may have to put the random generators back."""
 
     def __init__(self) -> None:
         """Start with an empty book; the thread starts with the first trial."""
         self._verdicts: dict[bytes, Verdict] = {}
-        self._running: dict[bytes, Future[None]] = {}
+        self._running: dict[bytes, tuple[Future[None], float]] = {}
+        self._structures: dict[tuple[bytes, str], bytes] = {}
+        self._suspected: Counter[bytes] = Counter()
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+
+    def structure(self, identity: bytes, form: str, describe: Callable[[], bytes]) -> bytes:
+        """Return the structure of an identity in a form, which ``describe`` gives the first time."""
+        known = self._structures.get((identity, form))
+        if known is None:
+            if len(self._structures) >= _MOST_STRUCTURES:
+                self._structures.clear()
+            known = self._structures[identity, form] = describe()
+        return known
 
     def known(self, structure: bytes) -> Verdict | None:
         """Return the verdict on a structure, or None if there is none yet."""
         return self._verdicts.get(structure)
 
-    def verdict(self, structure: bytes, trial: Callable[[], Verdict], *, patience: float) -> Verdict | None:
+    def verdict(
+        self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]], *, patience: float
+    ) -> Verdict | None:
         """Return the verdict on a structure, running its trial if there is none; None if it is not there in time.
 
-        ``patience`` is in seconds; with 0 the caller never waits.
+        ``prepare`` is called at once to give the trial that is to be run. ``patience`` is in seconds from the trial's
+        beginning, whoever began it; with 0 the caller never waits.
         """
-        known = self._verdicts.get(structure)
-        if known is not None:
-            return known
+        if structure in self._verdicts:
+            return self._verdicts[structure]
+        trial = prepare() if structure not in self._running else None
         with self._lock:
-            running = self._running.get(structure)
-            if running is None:
+            if structure not in self._running and trial is not None:
                 self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="mmcache-trial")
-                running = self._running[structure] = self._pool.submit(self._try, structure, trial)
-        wait([running], timeout=patience)
-        return self._verdicts.get(structure)
+                self._running[structure] = (self._pool.submit(self._try, structure, trial), time.monotonic())
+            running, began = self._running[structure]
+        wait([running], timeout=max(0.0, began + patience - time.monotonic()))
+        return self.known(structure)
+
+    def begun(self, structure: bytes) -> bool:
+        """Whether the trial of a structure runs or has run."""
+        return structure in self._verdicts or structure in self._running
+
+    def suspect(self, structure: bytes) -> None:
+        """Note that random numbers were drawn during a plain run: if that is always so, there is no need of a trial.
+
+        A trial would draw some too, and in the background it cannot put the generators back behind others' backs.
+        """
+        self._suspected[structure] += 1
+        if self._suspected[structure] >= RUNS_TO_BE_SURE:
+            self._verdicts[structure] = Verdict(reason=DRAWS)
 
     def _try(self, structure: bytes, trial: Callable[[], Verdict]) -> None:
         try:
@@ -49,7 +82,7 @@ class Trials:
 
     def settle(self) -> None:
         """Wait until no trial runs."""
-        wait(list(self._running.values()))
+        wait([running for running, _ in list(self._running.values())])
 
     def after_fork_in_child(self) -> None:
         """Forget trials that run in the parent; what is in the book stays."""

@@ -24,6 +24,8 @@ def difference(expected: Any, found: Any, where: str = "output") -> str:
         return _array_difference(expected, found, where)
     if isinstance(expected, np.generic):
         return _array_difference(np.asarray(expected), np.asarray(found), where)
+    if isinstance(expected, complex):
+        return difference([expected.real, expected.imag], [found.real, found.imag], where)
     if isinstance(expected, float):
         return "" if expected.hex() == found.hex() else f"{where}: {found!r} instead of {expected!r}"
     return "" if expected == found else f"{where}: {found!r} instead of {expected!r}"

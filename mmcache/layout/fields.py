@@ -132,7 +132,8 @@ def with_values(shell: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(shell, dict):
         return type(shell)(values)
     twin = object.__new__(type(shell))
-    twin.__dict__.update({**vars(shell), "data": dict(values)})
+    attributes = {name: copy_tree(value) for name, value in vars(shell).items() if name != "data"}
+    twin.__dict__.update(attributes, data=dict(values))
     return twin
 
 

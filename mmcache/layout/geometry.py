@@ -24,8 +24,13 @@ def filled(outlined: Any) -> Any:
     return copy_tree(outlined, _fill_leaf)
 
 
-def summary(outlined: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an outline in plain Python: for each output a nested list of its integers, or the shape of its pixels."""
+def summary(outlined: Any) -> dict[str, Any]:
+    """Return an outline in plain Python: for each output a nested list of its integers, or the shape of its pixels.
+
+    An output that is no mapping has the name ``""``.
+    """
+    if not isinstance(outlined, Mapping):
+        outlined = {"": outlined}
     return {name: _plain(value) for name, value in outlined.items()}
 
 

@@ -34,6 +34,11 @@ def trait_of(source: Any) -> Trait:
     return kind, str(source.dtype), len(shape), channels[:2]
 
 
+def size_of(source: Any) -> tuple[int, ...]:
+    """Return the size of an image (width, height) or the shape of an array or tensor."""
+    return tuple(source.size) if isinstance(source, Image.Image) else tuple(source.shape)
+
+
 def probes_like(source: Any) -> list[Any]:
     """Return nine small sources with the trait of this one."""
     if isinstance(source, Image.Image):

@@ -18,13 +18,16 @@ from mmcache.items.item import NotStorable, freeze, is_tensor
 from mmcache.layout.compare import difference
 from mmcache.layout.fields import Batched, Field, Layout, Nested, Padded, Same
 from mmcache.layout.geometry import outline
-from mmcache.layout.probes import BATCHES, NESTED_BATCHES, probes_like
+from mmcache.layout.probes import BATCHES, NESTED_BATCHES, probes_like, size_of
 from mmcache.randomness import random_states
 
 Form = Literal["one", "flat", "nested"]
 
 # A call that moves the random generators this often in a row is taken to draw from them.
-_RUNS_TO_BE_SURE = 3
+RUNS_TO_BE_SURE = 3
+
+# The reason of a verdict on a processor that does.
+DRAWS = "it draws random numbers"
 
 # With fewer small pictures than this that a processor accepts, nothing is proved.
 _FEWEST_PROBES = 3
@@ -60,7 +63,11 @@ def try_processor(call: Callable[[Any], Any], source: Any, form: Form) -> Verdic
     call = watched(call)
     try:
         singles = _try_singles(call, probes_like(source), form)
-        steady = not difference(outline(singles[0][1]), outline(singles[1][1]))
+        steady = all(
+            not difference(outline(one), outline(other))
+            for (probe, one), (twin, other) in itertools.combinations(singles, 2)
+            if size_of(probe) == size_of(twin)
+        )
         layout = _try_batches(call, singles, form) if form != "one" else None
     except (_Disagreement, NotStorable) as found:
         return Verdict(reason=str(found))
@@ -77,7 +84,7 @@ def watched(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def watching(images: Any) -> Any:
         first = random_states()
         started = time.perf_counter()
-        for _ in range(_RUNS_TO_BE_SURE):
+        for _ in range(RUNS_TO_BE_SURE):
             before = random_states()
             outcome = _outcome(call, images)
             if random_states() == before:
@@ -87,7 +94,7 @@ def watched(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
             time.sleep(time.perf_counter() - started)
             if random_states() == after:
                 first.restore()
-                raise _Disagreement("it draws random numbers")
+                raise _Disagreement(DRAWS)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

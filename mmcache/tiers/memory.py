@@ -137,6 +137,11 @@ class MemoryTier(Generic[T]):
             entries = [self._lru.get(key) or self._pinned.get(key) for key in keys]
         return [None if entry is None else entry.item for entry in entries]
 
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the item of a key is here; its last use does not change."""
+        with self._locked():
+            return key in self._lru or key in self._pinned
+
     def put(self, key: bytes, item: T, *, epoch: int | None = None) -> bool:
         """Keep an item, as most recently used, in place of what the key had before.
 
