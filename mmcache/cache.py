@@ -19,7 +19,7 @@ from typing import Any
 from mmcache import registry
 from mmcache.calls import Bypass, Call, ProcessorError, Unshared
 from mmcache.errors import ItemGone, SourceChanged
-from mmcache.fingerprints import UndecodableSource, choose_hasher, derive, digest_source, encode, memory_order
+from mmcache.fingerprints import UndecodableSource, choose_hasher, derive, digest_source, encode, handling
 from mmcache.flight import Flight, Landed, inside_computation
 from mmcache.forks import renew_in_children
 from mmcache.items import Item, NotStorable, freeze
@@ -90,7 +90,7 @@ class Cache:
         ``metadata`` is for code that may read more of an image than its pixels.
         """
         fingerprint = digest_source(source, self.hasher, metadata=metadata)
-        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint, memory_order(source))
+        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint, handling(source))
         return self.hasher.digest(encode(parts))
 
     def serve(self, call: Call) -> Any:

@@ -11,7 +11,7 @@ from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
 from mmcache.fingerprints import UndecodableSource, encode
 from mmcache.fingerprints.code import CodeIdentity, is_method
-from mmcache.fingerprints.identity import surroundings
+from mmcache.fingerprints.identity import modes, surroundings
 from mmcache.items import Item
 from mmcache.layout.fields import Field, Layout
 from mmcache.randomness import RandomStates, random_states
@@ -174,7 +174,7 @@ class _FunctionCall:
         self._sources = self._listed(arguments.pop(plan.source))
         self.images = len(self._sources)
         try:
-            described = (plan.identity(), self._others(arguments), surroundings())
+            described = (plan.identity(), _in_order(self._others(arguments)), surroundings(), modes())
             self._identity = self._cache.hasher.digest(encode(described))
             self._keys = [self._key(source) for source in self._sources]
         except (NotEncodable, NotIdentifiable, UnsupportedSource) as refused:
@@ -249,3 +249,10 @@ class _FunctionCall:
             return self._key(source)
         except (UnsupportedSource, UndecodableSource):
             return None
+
+
+def _in_order(value: Any) -> Any:
+    """Make the order of dicts count, at any depth: a function may go through them."""
+    if type(value) is dict:
+        return ("dict", [(name, _in_order(member)) for name, member in value.items()])
+    return type(value)(map(_in_order, value)) if type(value) in (list, tuple) else value

@@ -70,7 +70,8 @@ class ProcessorCall:
         self.identity = self._identified(description)
         self.verdict = self._tried(description)
         self._metadata = has_foreign_code(type(self._processor))
-        return [self.key_of(source) for source in self.sources]
+        self._keys = [self.key_of(source) for source in self.sources]
+        return self._keys
 
     def key_of(self, source: Any, identity: bytes | None = None) -> bytes:
         """Return the key of an image as it is now, for this call's processor and options or another identity."""
@@ -79,14 +80,21 @@ class ProcessorCall:
         except (UnsupportedSource, NotEncodable) as refused:
             raise Bypass(str(refused)) from None
 
-    def still_identified(self) -> bool:
-        """Whether the processor is, in this thread, what it was when the keys were made."""
-        return self._identified(self._description()) == self.identity
+    def checked(self, raw: Any, source: Any, key: bytes, changed: SourceChanged | None = None) -> Any:
+        """Keep nothing whose key is no longer true: somebody else may have written into the image or the processor.
+
+        ``changed`` is what the caller gets instead of the output if it was the image.
+        """
+        if self.key_of(source) != key:
+            return Unshared(raw, "an image that was changed before it was processed", changed)
+        if self._identified(self._description()) != self.identity:
+            return Unshared(raw, "a processor, or its surroundings, changed before an image was processed")
+        return raw
 
     def compute(self, position: int) -> Any:
         """Run the real processor on one image, in a list of one if the call has a list."""
         image = self.sources[position]
-        return self.process(image if self.form == "one" else [image])
+        return self.checked(self.process(image if self.form == "one" else [image]), image, self._keys[position])
 
     def process(self, images: Any) -> Any:
         """Run the real processor with this call's options on these images."""
@@ -208,12 +216,7 @@ class ImageCall:
 
     def compute(self, _: int) -> Any:
         """Run the real processor; keep nothing if the source is no longer what its key says."""
-        raw = self.parent.process([self.source])
-        if self.parent.key_of(self.source) != self.key:
-            return Unshared(raw, "a source that was changed before it was processed", source_changed())
-        if not self.parent.still_identified():
-            return Unshared(raw, "a processor, or its surroundings, changed before an image was processed")
-        return raw
+        return self.parent.checked(self.parent.process([self.source]), self.source, self.key, source_changed())
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output of a list of this image."""

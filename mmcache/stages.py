@@ -9,6 +9,7 @@ import asyncio
 import copy
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -68,7 +69,8 @@ class Stages:
             raise BadArgument("workers", workers, "a number of threads, 1 or more")
         plain = unwrap(processor)
         self._processor: Any = None if takes_images(type(plain)) else plain
-        self._image_processor: Any = plain if self._processor is None else plain.image_processor
+        # A copy through and through: what somebody changes in place must not reach images that wait to be processed.
+        self._image_processor: Any = copy.deepcopy(plain if self._processor is None else plain.image_processor)
         self._cache = cache if cache is not None else default_cache()
         self._pixels, self._carry_source = pixels, carry_source
         self._workers = workers or min(4, os.cpu_count() or 1)
@@ -174,7 +176,7 @@ class Stages:
 
     def call(self, images: Any, options: dict[str, Any]) -> ProcessorCall:
         """Return a call of the plain image processor; outputs are always tensors."""
-        processor, tensors = self._image_processor, {**options, "return_tensors": "pt"}
+        processor, tensors = self._image_processor, {**copy.deepcopy(options), "return_tensors": "pt"}
         return ProcessorCall(
             self._cache, processor, type(processor).preprocess, (images,), tensors, patience=PATIENCE_SECONDS
         )
@@ -191,6 +193,8 @@ class Stages:
                 self._ticket(part.key, part.source, options, outlined, call)
                 for part, outlined in zip(parts, outlines, strict=True)
             ]
+            if self._pixels == "eager":
+                self._start(tickets)
         except Exception as error:  # noqa: BLE001 - law 3: what is not the caller's ends in the plain call
             failure = error
         else:
@@ -229,8 +233,6 @@ class Stages:
         with self._lock:
             known = self._geometries.get(of_size)
         if known is not None and self._pixels != "now" and part.key not in self._cache.memory:
-            if self._pixels == "eager":
-                self._start(part)
             return known
         outlined = outline(self._cache.items(part)[0].value)
         if part.parent.verdict.steady_geometry:
@@ -238,19 +240,27 @@ class Stages:
                 self._geometries[of_size] = outlined
         return outlined
 
-    def _start(self, part: ImageCall) -> None:
-        """Process an image on the pool; whatever goes wrong there comes up again when its ticket is executed."""
+    def _start(self, tickets: Sequence[Ticket]) -> None:
+        """Process on the pool what is not here yet."""
+        waiting = [ticket for ticket in tickets if ticket.key is not None and ticket.key not in self._cache.memory]
         with self._lock:
-            if self._pool is None:
+            if waiting and self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="mmcache-stages")
-            self._pool.submit(self._process, part)
+            for ticket in waiting:
+                assert self._pool is not None, "made above"
+                self._pool.submit(self._process, weakref.ref(ticket))
 
-    def _process(self, part: ImageCall) -> None:
+    def _process(self, reference: "weakref.ref[Ticket]") -> None:
+        """Process a ticket's image, unless nobody holds the ticket any more: the queue keeps no image alive."""
+        ticket = reference()
+        if ticket is None or ticket.released:
+            return
+        execution = Execution(self.call, self._cache, [ticket], self._forget_geometry)
         try:
-            self._cache.items(part)
-        except Exception as failure:  # noqa: BLE001 - the processor's own comes up again when the ticket is executed
+            self._cache.items(execution)
+        except Exception as failure:  # noqa: BLE001 - what is the caller's comes up again when the ticket is executed
             with suppress(Exception):
-                self._cache.settle_failure(part, failure)
+                self._cache.settle_failure(execution, failure)
 
     def _expanded(self, text: Any, images: Any, stand_in: _StandIn, **options: Any) -> Any:
         """Call the processor with something in the place of its image processor."""

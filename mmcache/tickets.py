@@ -46,11 +46,17 @@ class Ticket:
     def pin_in(self, cache: Cache) -> None:
         """Keep the item in the memory tier, and count the source as kept alive, until `release` or garbage."""
         held = _source_bytes(self.source)
-        if self.key is not None:
-            cache.memory.pin(self.key)
-        cache.memory.hold(held)
+        # First, so that whatever interrupts the rest leaves nothing behind that is pinned for ever.
         self._let_go = weakref.finalize(self, _let_go, cache.memory, self.key, held)
         self._let_go.atexit = False
+        cache.memory.hold(held)
+        if self.key is not None:
+            cache.memory.pin(self.key)
+
+    @property
+    def released(self) -> bool:
+        """Whether the item may be evicted: after execution, `release`, or a journey."""
+        return self._let_go is None or not self._let_go.alive
 
     def release(self) -> None:
         """Let the item be evicted, for a request that was cancelled. The ticket can still be executed."""

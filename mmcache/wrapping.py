@@ -7,12 +7,13 @@ Both replace ``preprocess``, which every way of calling a processor ends in: `wr
 import copy
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from mmcache.cache import Cache, default_cache
 from mmcache.errors import BadArgument, InUse
-from mmcache.fingerprints.identity import plain_class
+from mmcache.fingerprints.identity import plain_class, slots_of
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.processing import ProcessorCall
 
@@ -76,6 +77,8 @@ def takes_images(cls: type) -> bool:
 def _as_class(processor: ProcessorT, cls: type) -> ProcessorT:
     """Return a shallow copy of an object under another class of the same layout."""
     twin: ProcessorT = object.__new__(cls)
+    for name, value in slots_of(processor).items():
+        setattr(twin, name, value)
     twin.__dict__.update(vars(processor))
     return twin
 
@@ -122,7 +125,9 @@ class Installation:
         """Patch every image processor class under ``mixin``, and those that will be defined."""
         self.cache = cache
         self._mixin = mixin
-        self._originals: dict[type, Callable[..., Any]] = {}
+        self._lock = threading.Lock()
+        self._closed = False
+        self._patched: dict[type, tuple[Callable[..., Any], Callable[..., Any]]] = {}
         for cls in list(_subclasses(mixin)):
             self._patch(cls)
         installation = self
@@ -137,17 +142,24 @@ class Installation:
         original = vars(cls).get("preprocess")
         if original is None or "__mmcache_plain__" in vars(cls) or not takes_images(cls):
             return
-        self._originals[cls] = original
-        cls.preprocess = _served(original, self.cache, patience=0.0)  # type: ignore[attr-defined]
+        with self._lock:
+            if not self._closed:
+                served = _served(original, self.cache, patience=0.0)
+                self._patched[cls] = (original, served)
+                cls.preprocess = served  # type: ignore[attr-defined]
 
     def close(self) -> None:
         """Put every class back as it was; the cache stays open. Closing twice does nothing."""
-        if _installed.get("here") is not self:
-            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            patched, self._patched = self._patched, {}
         del self._mixin.__init_subclass__
-        for cls, original in self._originals.items():
-            cls.preprocess = original  # type: ignore[attr-defined]
         del _installed["here"]
+        for cls, (original, served) in patched.items():
+            if vars(cls).get("preprocess") is served:  # else somebody patched it since, and means to stay
+                cls.preprocess = original  # type: ignore[attr-defined]
 
     def __enter__(self) -> "Installation":
         """Return the installation, to be closed at the end of the block."""

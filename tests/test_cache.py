@@ -427,7 +427,7 @@ def test_traffic_of_bypassed_images_alone_writes_the_line_too(caplog: pytest.Log
         wrapped = mmcache.wrap(transformers.CLIPImageProcessorPil(), cache)
         for _ in range(3):
             with pytest.raises(TypeError):
-                wrapped([None])
+                wrapped([None])  # type: ignore[arg-type]
     assert sum("bypassed 1" in record.message for record in caplog.records) == 3
 
 

@@ -661,7 +661,8 @@ def test_an_output_made_under_inference_mode_can_be_used_with_autograd_later(cac
     cached = mmcache.cached(cache=cache, version="1")(pixels)
     with torch.inference_mode():
         cached(photo())
-    hit = cached(photo())
+    with torch.no_grad():  # with grad enabled it is another call: the function may use weights
+        hit = cached(photo())
     assert len(calls) == 1
     weight = torch.ones(3, requires_grad=True)
     (hit * weight).sum().backward()  # type: ignore[no-untyped-call]
@@ -825,3 +826,41 @@ def test_an_error_in_a_batch_is_the_plain_one(cache: mmcache.Cache) -> None:
     with pytest.raises(ValueError, match="3 images"):
         cached([photo(0), photo(1), photo(2)])
     assert calls == [1, 3]
+
+
+def test_the_order_of_options_counts_for_a_function_that_goes_through_them(cache: mmcache.Cache) -> None:
+    @mmcache.cached(cache=cache, version="1")
+    def options_of(image: Any, **options: Any) -> dict[str, Any]:
+        return dict(options)
+
+    assert list(options_of(photo(), a=1, b={"x": 1, "y": 2})) == ["a", "b"]
+    assert list(options_of(photo(), b={"y": 2, "x": 1}, a=1)) == ["b", "a"]
+    assert list(options_of(photo(), b={"y": 2, "x": 1}, a=1)["b"]) == ["y", "x"]
+
+
+def test_a_record_that_the_caller_can_write_to_is_not_shared(cache: mmcache.Cache) -> None:
+    @mmcache.cached(cache=cache, version="1")
+    def record(image: Any) -> Any:
+        return np.array([(1, 2.0)], dtype=[("a", int), ("b", float)])[0]
+
+    record(photo())["a"] = 99
+    assert record(photo())["a"] == 1
+
+
+def test_autocast_and_grad_mode_part_the_outputs(cache: mmcache.Cache) -> None:
+    weight = torch.ones(3, 3)
+
+    @mmcache.cached(cache=cache, version="1")
+    def product(image: Any) -> Any:
+        return torch.ones(3, 3) @ weight
+
+    assert product(photo()).dtype == torch.float32
+    with torch.autocast("cpu", torch.bfloat16):
+        assert product(photo()).dtype == torch.bfloat16
+    weight.requires_grad_()
+    with torch.no_grad():
+        assert not product(photo()).requires_grad
+    cache.clear()
+    with torch.no_grad():
+        product(photo())
+    assert product(photo()).requires_grad

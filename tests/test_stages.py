@@ -135,7 +135,7 @@ def test_a_source_changed_before_it_is_processed_is_an_error_and_nothing_is_stor
         stages.add(picture(96, 160, 120), size=LIMITS)
         array = np.asarray(A).copy()
         stages.add(np.asarray(B).copy(), size=LIMITS)
-        monkeypatch.setattr(stages, "_start", lambda part: None)  # as if the pool had not come to it
+        monkeypatch.setattr(stages, "_start", lambda tickets: None)  # as if the pool had not come to it
         ticket = stages.add(array, size=LIMITS)
         array[:50] = 0
         items = cache.cache_info().items
@@ -462,12 +462,12 @@ class TestRequests:
     def test_an_installation_leaves_the_stages_alone(self, full: Any) -> None:
         stages, _ = full
         with mmcache.Cache("64MiB") as other, mmcache.install(other) as installation:
-            patched = len(installation._originals)
+            patched = len(installation._patched)
             for _ in range(3):
                 request = self.check(full, self.TEXT, [A], size=LIMITS)
                 assert len(request.tickets) == 1
                 assert stages.add(A, size=LIMITS).num_tokens
-            assert len(installation._originals) == patched
+            assert len(installation._patched) == patched
 
     def test_a_wrong_number_of_images_raises_what_the_processor_raises(self, full: Any) -> None:
         stages, processor = full

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -549,3 +550,130 @@ class TestNotHarmedFromOutside:
         weight = torch.ones((), requires_grad=True)
         (values * weight).sum().backward()
         assert weight.grad is not None
+
+
+class TestWhatOthersDoMeanwhile:
+    """An item whose key was no longer true when it was made is given to its caller and to nobody else."""
+
+    @pytest.fixture
+    def during(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """Run something between the look-up and the processing of the next call."""
+        original = transformers.CLIPImageProcessorPil.preprocess
+
+        def hook(change: Any) -> None:
+            def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+                change()
+                return original(self, *args, **options)
+
+            preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
+            monkeypatch.setattr(transformers.CLIPImageProcessorPil, "preprocess", preprocess)
+
+        return hook
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_an_image_that_is_written_to(self, several: bool, during: Any, cache: mmcache.Cache) -> None:
+        plain = made("CLIPImageProcessorPil")
+        wrapped = mmcache.wrap(plain, cache)
+        array, other = np.asarray(A).copy(), np.asarray(B).copy()
+        images: Any = [array, other] if several else array
+        wrapped([other, other] if several else other, return_tensors="pt")
+        expected = plain([np.asarray(A).copy(), other] if several else np.asarray(A).copy(), return_tensors="pt")
+        during(lambda: array.fill(0))
+        wrapped(images, return_tensors="pt")
+        during(lambda: None)
+        array[:] = np.asarray(A)
+        same(expected, wrapped(images, return_tensors="pt"))
+
+    def test_an_attribute_that_is_set(self, during: Any, cache: mmcache.Cache) -> None:
+        wrapped = mmcache.wrap(made("CLIPImageProcessorPil"), cache)
+        wrapped(B, return_tensors="pt")
+        during(lambda: setattr(wrapped, "do_normalize", False))
+        wrapped(A, return_tensors="pt")
+        during(lambda: None)
+        wrapped.do_normalize = True
+        same(made("CLIPImageProcessorPil")(A, return_tensors="pt"), wrapped(A, return_tensors="pt"))
+
+    def test_an_option_that_is_changed_in_place(self, during: Any, cache: mmcache.Cache) -> None:
+        wrapped = mmcache.wrap(made("CLIPImageProcessorPil"), cache)
+        size = {"shortest_edge": 224}
+        wrapped(B, size=size, return_tensors="pt")
+        during(lambda: size.update(shortest_edge=300))
+        wrapped(A, size=size, return_tensors="pt")
+        during(lambda: None)
+        same(
+            made("CLIPImageProcessorPil")(A, size={"shortest_edge": 224}, return_tensors="pt"),
+            wrapped(A, size={"shortest_edge": 224}, return_tensors="pt"),
+        )
+
+
+def test_a_tensor_that_autograd_follows_is_another_source(cache: mmcache.Cache) -> None:
+    plain = made("CLIPImageProcessor")
+    wrapped = mmcache.wrap(plain, cache)
+    tensor = torch.from_numpy(np.asarray(A).transpose(2, 0, 1).copy()).float()
+    for source in (tensor, tensor.clone().requires_grad_(), tensor):
+        found, expected = (p(source, do_rescale=False, return_tensors="pt") for p in (wrapped, plain))
+        assert found["pixel_values"].requires_grad == expected["pixel_values"].requires_grad
+        same({"p": expected["pixel_values"].detach()}, {"p": found["pixel_values"].detach()})
+
+
+def test_an_image_that_gives_its_pixels_in_a_way_of_its_own_is_bypassed(cache: mmcache.Cache) -> None:
+    class Inverted(Image.Image):
+        def convert(self, *args: Any, **options: Any) -> Any:
+            return Image.eval(super().convert(*args, **options), lambda level: 255 - level)
+
+    plain = made("CLIPImageProcessorPil")
+    wrapped = mmcache.wrap(plain, cache)
+    inverted = A.copy()
+    inverted.__class__ = Inverted
+    patched = A.copy()
+    patched.convert = lambda *_: B  # type: ignore[method-assign]
+    for image in (A, inverted, patched, A):
+        same(plain(image, return_tensors="pt"), wrapped(image, return_tensors="pt"))
+
+
+def test_what_is_kept_in_slots_is_copied_and_in_the_key(cache: mmcache.Cache) -> None:
+    class Slotted(transformers.CLIPImageProcessorPil):
+        __slots__ = ("factor",)
+        factor: float
+
+        def rescale(self, image: Any, scale: Any, *args: Any, **options: Any) -> Any:
+            return super().rescale(image, scale * self.factor, *args, **options)
+
+    plain = Slotted()
+    for plain.factor in (1, 3, 1):
+        wrapped = mmcache.wrap(plain, cache)
+        same(plain(A, return_tensors="pt"), wrapped(A, return_tensors="pt"))
+
+
+def test_closing_an_installation_leaves_a_patch_made_since_and_minds_no_new_classes(cache: mmcache.Cache) -> None:
+    cls = transformers.SiglipImageProcessorPil
+    original = cls.preprocess
+
+    def mine(self: Any, images: Any, **options: Any) -> Any:
+        return original(self, images, **options)
+
+    stop = threading.Event()
+
+    def define() -> None:
+        while not stop.is_set():
+            type("Made", (transformers.CLIPImageProcessorPil,), {"preprocess": mine})
+
+    threads = [threading.Thread(target=define) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(15):
+            mmcache.install(cache).close()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    installation = mmcache.install(cache)
+    owner = next(base for base in cls.__mro__ if "preprocess" in vars(base))
+    before = vars(owner)["preprocess"]
+    try:
+        owner.preprocess = mine  # type: ignore[attr-defined]
+        installation.close()
+        assert vars(owner)["preprocess"] is mine
+    finally:
+        owner.preprocess = before.__mmcache_original__  # type: ignore[attr-defined]

@@ -9,8 +9,8 @@ from mmcache.fingerprints.sources import (
     Kind,
     digest_encoded,
     digest_source,
+    handling,
     kind_of,
-    memory_order,
     read_encoded,
 )
 
@@ -28,8 +28,8 @@ __all__ = [
     "digest_source",
     "encode",
     "fingerprint",
+    "handling",
     "kind_of",
     "load",
-    "memory_order",
     "read_encoded",
 ]

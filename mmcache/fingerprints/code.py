@@ -151,6 +151,8 @@ class _Walk:
             )
         if isinstance(value, functools.partial):
             parts = (value.func, *value.args, *value.keywords.values())
+            held = dict(value.keywords)
+            self.watches.append(lambda: _same_objects(value.keywords, held))
             return ("partial", tuple(value.keywords), *[self.describe(part, f"{where}'s part") for part in parts])
         if isinstance(value, logging.Logger):
             return ("logger", value.name)
@@ -185,6 +187,8 @@ class _Walk:
                 function.__code__ is code and function.__defaults__ is defaults and function.__kwdefaults__ is keyword
             )
         )
+        values = dict(keyword or {})
+        self.watches.append(lambda: _same_objects(function.__kwdefaults__ or {}, values))
         name = f"{function.__module__}.{function.__qualname__}"
         described = [
             self.describe(value, f"a default of {name}") for value in (*(defaults or ()), *(keyword or {}).values())

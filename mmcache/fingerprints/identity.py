@@ -50,6 +50,13 @@ def describe_processor(processor: Any, options: Mapping[str, Any]) -> tuple[Any,
     return (_identity_of(plain_class(cls)).current(), _canonical(_effective(processor, options)), surroundings())
 
 
+def slots_of(processor: Any) -> dict[str, Any]:
+    """Return what an object keeps in slots and not in its dict."""
+    named = [vars(base).get("__slots__", ()) for base in type(processor).__mro__]
+    slots = [name for names in named for name in ((names,) if isinstance(names, str) else names)]
+    return {name: getattr(processor, name) for name in slots if not name.startswith("__") and hasattr(processor, name)}
+
+
 def plain_class(cls: type) -> type:
     """Return the class of a processor without what mmcache put over it."""
     plain: type = vars(cls).get("__mmcache_plain__", cls)
@@ -73,7 +80,7 @@ def _identity_of(cls: type) -> CodeIdentity:
 
 def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options as the processor will use them, and the rest of its state."""
-    state = {name: value for name, value in vars(processor).items() if name not in _INERT}
+    state = {name: value for name, value in vars(processor).items() if name not in _INERT} | slots_of(processor)
     names = getattr(processor, "_valid_kwargs_names", None)
     standardize = getattr(processor, "_standardize_kwargs", None)
     if names is None or standardize is None:
@@ -109,6 +116,15 @@ def surroundings() -> tuple[Any, ...]:
         return versions
     # The thread count changes bits in nine classes of transformers 5.24, always those that resize in float.
     return (*versions, torch.get_default_dtype(), str(torch.get_default_device()), torch.get_num_threads())
+
+
+def modes() -> tuple[Any, ...]:
+    """Return torch's modes that change what a function of tensors gives: grad mode and autocast, ready to be encoded."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ()
+    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+    return (torch.is_grad_enabled(), autocast)
 
 
 def _canonical(value: Any) -> Any:

@@ -5,6 +5,7 @@ domain of its own, since processors treat the same pixels differently as an imag
 axis) and as a file (which is turned upright and converted first).
 """
 
+import functools
 import io
 import os
 import sys
@@ -99,17 +100,19 @@ def digest_source(source: object, hasher: Hasher, *, metadata: bool = False) -> 
     return state.digest()
 
 
-def memory_order(source: object) -> tuple[int, ...]:
-    """Return the strides of an array or tensor that does not lie in C order, in its own units; else nothing.
+def handling(source: object) -> tuple[object, ...]:
+    """Return what decides how an array or tensor is handled beside its elements, ready to be encoded.
 
-    Equal elements in another order are one fingerprint, but a few processors compute other bits from them (in
-    transformers 5.24 the PIL backends of Pix2Struct and Kosmos2.5), so it belongs into a key.
+    That is its strides where it does not lie in C order (equal elements are one fingerprint, but a few processors
+    compute other bits from another order: in transformers 5.24 the PIL backends of Pix2Struct and Kosmos2.5), and
+    whether autograd follows it (which many refuse).
     """
     kind = kind_of(source)
     if kind == "array":
         return () if source.flags.c_contiguous else source.strides  # type: ignore[attr-defined]
     if kind == "tensor":
-        return () if source.is_contiguous() else source.stride()  # type: ignore[attr-defined]
+        strides = () if source.is_contiguous() else source.stride()  # type: ignore[attr-defined]
+        return (*strides, source.requires_grad)  # type: ignore[attr-defined]
     return ()
 
 
@@ -167,7 +170,25 @@ def _decoding() -> tuple[object, ...]:
     return PIL.__version__, ImageFile.LOAD_TRUNCATED_IMAGES, Image.MAX_IMAGE_PIXELS, strategy
 
 
+# How code gets at an image's pixels.
+_WAYS_TO_PIXELS = ("convert", "tobytes", "__array_interface__", "getdata", "resize", "crop", "load", "copy")
+
+
+@functools.cache
+def _is_pillows(cls: type) -> bool:
+    """Whether an image class gives its pixels as Pillow does; plugins may decode in their own way (``load``)."""
+    owners = {n: next((base for base in cls.__mro__ if n in vars(base)), cls) for n in _WAYS_TO_PIXELS}
+    return all(name == "load" or owner.__module__.partition(".")[0] == "PIL" for name, owner in owners.items())
+
+
+def _check_image(image: "Image") -> None:
+    cls: Any = type(image)
+    if not _is_pillows(cls) or any(name in vars(image) for name in _WAYS_TO_PIXELS):
+        raise UnsupportedSource("an image whose class or instance gives its pixels in a way of its own")
+
+
 def _update_image(image: "Image", state: HashState, metadata: bool) -> None:
+    _check_image(image)
     if metadata and (file := lazy_file(image)) is not None:
         state.update(_header("lazy image", *_decoding(), encode_metadata(image, lazy=True), len(file)))
         state.update(file)

@@ -56,7 +56,7 @@ def freeze(value: Any, seconds: float = 0.0) -> Item:
         return private
 
     frozen = copy_tree(value, copy_and_count, check=True)
-    return Item(frozen, nbytes, seconds)
+    return Item(frozen, nbytes + _container_bytes(frozen), seconds)
 
 
 def copy_tree(value: Any, copy_leaf: Callable[[Any], Any] | None = None, *, check: bool = False) -> Any:
@@ -66,6 +66,11 @@ def copy_tree(value: Any, copy_leaf: Callable[[Any], Any] | None = None, *, chec
     """
     copy_leaf = copy_leaf or _copy_leaf
 
+    def walk_key(key: Any) -> Any:
+        if check and type(key) not in _CONSTANTS:
+            raise NotStorable(f"an output with a key of type {type(key).__qualname__}")
+        return key
+
     def walk(node: Any) -> Any:
         kind = type(node)
         if kind is list:
@@ -73,9 +78,10 @@ def copy_tree(value: Any, copy_leaf: Callable[[Any], Any] | None = None, *, chec
         if kind is tuple:
             return tuple([walk(child) for child in node])
         if kind is dict or kind is OrderedDict:
-            return kind((key, walk(child)) for key, child in node.items())
-        if isinstance(node, tuple) and hasattr(node, "_fields"):
-            return kind(*[walk(child) for child in node])
+            return kind((walk_key(key), walk(child)) for key, child in node.items())
+        if isinstance(node, tuple) and hasattr(node, "_fields") and not getattr(node, "__dict__", None):
+            # Past its own constructor, which may do anything.
+            return tuple.__new__(kind, [walk(child) for child in node])
         if isinstance(node, UserDict):
             # The instance's own attributes too: BatchFeature carries skip_tensor_conversion beside its data.
             twin = object.__new__(kind)
@@ -114,6 +120,17 @@ def _copy_outside_inference(leaf: Any) -> Any:
         return leaf.clone()
 
 
+def _container_bytes(node: Any) -> int:
+    """Return what the containers of a tree take, with the keys in them and without the leaves."""
+    if isinstance(node, UserDict):
+        node = vars(node)
+    if isinstance(node, dict):
+        return sys.getsizeof(node) + sum(sys.getsizeof(key) + _container_bytes(child) for key, child in node.items())
+    if isinstance(node, list | tuple):
+        return sys.getsizeof(node) + sum(map(_container_bytes, node))
+    return 0
+
+
 def _leaf_bytes(leaf: Any) -> int:
     if is_tensor(leaf):
         return int(leaf.untyped_storage().nbytes()) + _NODE_BYTES
@@ -124,7 +141,8 @@ def _leaf_bytes(leaf: Any) -> int:
 
 def _check_leaf(leaf: Any) -> None:
     kind = type(leaf)
-    if kind in _CONSTANTS or isinstance(leaf, np.generic | np.dtype | enum.Enum):
+    # A record (np.void) is the one numpy scalar that can be written to.
+    if kind in _CONSTANTS or (isinstance(leaf, np.generic | np.dtype | enum.Enum) and not isinstance(leaf, np.void)):
         return
     if kind is np.ndarray:
         if leaf.dtype.hasobject:

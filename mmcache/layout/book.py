@@ -51,14 +51,22 @@ class Trials:
         """
         if structure in self._verdicts:
             return self._verdicts[structure]
-        trial = prepare() if structure not in self._running else None
-        with self._lock:
-            if structure not in self._running and trial is not None:
-                self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="mmcache-trial")
-                self._running[structure] = (self._pool.submit(self._try, structure, trial), time.monotonic())
-            running, began = self._running[structure]
-        wait([running], timeout=max(0.0, began + patience - time.monotonic()))
+        if structure not in self._running:
+            self._begin(structure, prepare())
+        running, began = self._running.get(structure, (None, 0.0))
+        if running is not None:
+            wait([running], timeout=max(0.0, began + patience - time.monotonic()))
         return self.known(structure)
+
+    def _begin(self, structure: bytes, trial: Callable[[], Verdict]) -> None:
+        with self._lock:
+            if structure in self._running:
+                return
+            if len(self._running) >= _MOST_STRUCTURES:  # an option that is another text at each call
+                self._running.clear()
+                self._verdicts.clear()
+            self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="mmcache-trial")
+            self._running[structure] = (self._pool.submit(self._try, structure, trial), time.monotonic())
 
     def begun(self, structure: bytes) -> bool:
         """Whether the trial of a structure runs or has run."""
