@@ -53,12 +53,19 @@ class ProcessorCall:
         before = random_states() if self._untried else None
         with computing():
             output = self._original(self._processor, *self._args, **self._given)
+        if before is not None:
+            try:
+                self._try_later(drew=random_states() != before)
+            except Exception as fault:  # noqa: BLE001 - law 3: the output is there
+                self._cache.stats.fault(fault)
+        return output
+
+    def _try_later(self, *, drew: bool) -> None:
         for structure, prepare in self._untried:
-            if random_states() != before:
+            if drew:
                 self._cache.trials.suspect(structure)
             else:
                 self._cache.trials.verdict(structure, prepare, patience=0.0)
-        return output
 
     def keys(self) -> list[bytes]:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""

@@ -8,8 +8,6 @@ Bindings change while a program runs (a global is assigned, a method is patched)
 what it saw, and is made anew when that no longer holds. Values that can change in place are encoded at each call.
 """
 
-import dis
-import enum
 import functools
 import hashlib
 import importlib.metadata
@@ -21,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
-    CodeType,
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
@@ -33,6 +30,7 @@ from types import (
 from typing import Any, NamedTuple
 
 from mmcache.errors import NotEncodable, NotIdentifiable
+from mmcache.fingerprints.bytecode import describe_bytecode, global_names, imports
 from mmcache.fingerprints.encoding import encode
 
 # Types whose values cannot change in place: a binding to one of them only changes by being bound anew.
@@ -194,10 +192,10 @@ class _Walk:
             self.describe(value, f"a default of {name}") for value in (*(defaults or ()), *(keyword or {}).values())
         ]
         described += [self._cell(cell, n) for n, cell in zip(code.co_freevars, function.__closure__ or (), strict=True)]
-        described += [self._global(function.__globals__, n) for n in sorted(set(_global_names(code)))]
+        described += [self._global(function.__globals__, n) for n in sorted(set(global_names(code)))]
         described += self._attributes(function)
-        described += [self._import(n) for n in sorted(set(_imports(code, function.__module__ or "")))]
-        return ("function", name, _code(code), tuple(keyword or ()), *described)
+        described += [self._import(n) for n in sorted(set(imports(code, function.__module__ or "")))]
+        return ("function", name, describe_bytecode(code), tuple(keyword or ()), *described)
 
     def _attributes(self, function: FunctionType) -> Iterator[Any]:
         """Describe what somebody put on a function, which may read it by its own name."""
@@ -292,49 +290,6 @@ def _contents(cell: Any) -> Any:
         return cell.cell_contents
     except ValueError:
         return _EMPTY
-
-
-def _code(code: CodeType) -> tuple[Any, ...]:
-    """Describe bytecode with its constants; positions in the file are left out, they change no output."""
-    constants = tuple(_code(c) if isinstance(c, CodeType) else _constant(c) for c in code.co_consts)
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    arguments = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    return (code.co_code, code.co_exceptiontable, constants, names, arguments)
-
-
-class _Constant(enum.Enum):
-    """Stands for constants of bytecode that have no encoding; an enum, since no constant can be one."""
-
-    ELLIPSIS = "..."
-    SLICE = "slice"
-
-
-def _constant(constant: Any) -> Any:
-    if constant is ...:
-        return _Constant.ELLIPSIS
-    if isinstance(constant, slice):
-        return (_Constant.SLICE, constant.start, constant.stop, constant.step)
-    return tuple([_constant(member) for member in constant]) if isinstance(constant, tuple) else constant
-
-
-def _global_names(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _global_names(constant)
-
-
-def _imports(code: CodeType, home: str) -> Iterator[str]:
-    """Return the modules that code imports when it runs; for relative imports the module that the code is in."""
-    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
-    for level, _, step in zip(steps, steps[1:], steps[2:], strict=False):
-        if step.opname == "IMPORT_NAME":
-            yield home if level.argval else step.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _imports(constant, home)
 
 
 def is_method(function: Any) -> bool:
