@@ -14,7 +14,10 @@ import mmcache
 
 def main() -> None:
     pictures = photographs("astronaut", "chelsea", "coffee")
-    with counted_runs(Qwen2VLImageProcessor, pictures) as runs, mmcache.Cache("1GiB", name="quickstart") as cache:
+    with (
+        counted_runs(Qwen2VLImageProcessor, pictures) as runs,
+        mmcache.Cache("1GiB", name="quickstart", verify_rate=0) as cache,
+    ):
         plain = Qwen2VLImageProcessor()
         processor = mmcache.wrap(plain, cache)
 

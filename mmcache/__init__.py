@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from mmcache.cache import Cache
     from mmcache.fingerprints import Fingerprint, fingerprint
     from mmcache.functions import CachedCallable, cached
+    from mmcache.lengths import geometry
     from mmcache.stages import Stages
     from mmcache.stats import CacheInfo
     from mmcache.tickets import Request, Ticket
+    from mmcache.verifying import Report, verify
     from mmcache.wrapping import Installation, install, unwrap, wrap
 
 __version__ = "0.1.0"
@@ -36,14 +38,17 @@ _HOMES = {
     "CachedCallable": "mmcache.functions",
     "Fingerprint": "mmcache.fingerprints",
     "Installation": "mmcache.wrapping",
+    "Report": "mmcache.verifying",
     "Request": "mmcache.tickets",
     "Stages": "mmcache.stages",
     "Ticket": "mmcache.tickets",
     "cached": "mmcache.functions",
     "fingerprint": "mmcache.fingerprints",
+    "geometry": "mmcache.lengths",
     "install": "mmcache.wrapping",
     "layout": "mmcache.layout",
     "unwrap": "mmcache.wrapping",
+    "verify": "mmcache.verifying",
     "wrap": "mmcache.wrapping",
 }
 
@@ -61,6 +66,7 @@ __all__ = [
     "NotEncodable",
     "NotIdentifiable",
     "NotJoinable",
+    "Report",
     "Request",
     "SourceChanged",
     "Stages",
@@ -68,9 +74,11 @@ __all__ = [
     "UnsupportedSource",
     "cached",
     "fingerprint",
+    "geometry",
     "install",
     "layout",
     "unwrap",
+    "verify",
     "wrap",
 ]
 

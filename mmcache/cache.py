@@ -24,9 +24,11 @@ from mmcache.flight import Flight, Landed, inside_computation
 from mmcache.forks import renew_in_children
 from mmcache.items import Item, NotStorable, freeze
 from mmcache.layout.book import Trials
+from mmcache.layout.compare import difference
 from mmcache.settings import Settings, resolve, resolve_secret
 from mmcache.stats import CacheInfo, Outcome, Stats, debug_lookup, span
 from mmcache.tiers import MemoryTier
+from mmcache.verification import Verification
 
 # Part of every key: a change in how keys or items are made must not meet older ones.
 _SCHEME = "mmcache 1"
@@ -46,9 +48,11 @@ class Cache:
         secret: keys the digests, so that nobody who chooses pictures can make two of them collide.
         hasher: ``"auto"``, ``"xxh3_128"``, ``"blake3"`` or ``"sha256"``. ``"auto"`` is the fastest that is safe.
         log_interval: the least number of seconds between two lines in the log.
+        verify_rate: the share of outputs that are compared with the plain processor's before they are given, after
+            the first ones of each structure and stratum. None is 1 in 256, 0 turns all verification off.
 
     Arguments that are not given come from the environment (``MMCACHE_MAX_BYTES``, ``MMCACHE_NAMESPACE``,
-    ``MMCACHE_SECRET``, ``MMCACHE_HASHER``, ``MMCACHE_LOG_INTERVAL``); ``MMCACHE_DISABLED=1`` makes every call plain.
+    ``MMCACHE_SECRET``, ``MMCACHE_HASHER``, ``MMCACHE_LOG_INTERVAL``, ``MMCACHE_VERIFY_RATE``); ``MMCACHE_DISABLED=1`` makes every call plain.
 
     Raises:
         BadArgument: an argument is not accepted; it says what was given and what is.
@@ -67,9 +71,10 @@ class Cache:
         secret: bytes | str | None = None,
         hasher: str | None = None,
         log_interval: float | None = None,
+        verify_rate: float | None = None,
     ) -> None:
         """Start empty; see the class."""
-        self._settings = resolve(max_bytes, name, namespace, hasher, log_interval)
+        self._settings = resolve(max_bytes, name, namespace, hasher, log_interval, verify_rate)
         own_secret = resolve_secret(secret)
         if own_secret is not None:
             own_secret = derive(own_secret, self._settings.namespace)
@@ -78,11 +83,14 @@ class Cache:
         self.stats = Stats(name, self._settings.log_interval)
         self.flight: Flight[Item | Unshared] = Flight(on_fault=self.stats.fault)
         self.trials = Trials()
+        self._verification = Verification(self._settings.verify_rate)
         self.token = os.urandom(8)
         self._closed = False
         registry.close_at_exit(self)
-        registry.name(self, self.token)
-        renew_in_children(self.memory, self.flight, self.stats, self.trials)
+        # Without a secret, caches of equal settings are as good as each other; with one, only this one is itself.
+        self._journey_name = None if own_secret is None else self.token
+        registry.name(self, self._journey_name or self._settings)
+        renew_in_children(self.memory, self.flight, self.stats, self.trials, self._verification)
 
     def key(self, identity: bytes, source: Any, *, metadata: bool) -> bytes:
         """Return the key of an image for a processor: a digest over scheme, namespace, identity and fingerprint.
@@ -201,8 +209,35 @@ class Cache:
             self._check(landed, keys)
             return raws[keys[0]]
         items = self._items(keys, landed)
-        with self._span("mmcache.miss" if all(end.how == "miss" for end in landed.values()) else "mmcache.hit"):
-            return call.join(items)
+        misses = [end.how == "miss" for end in landed.values()]
+        with self._span("mmcache.miss" if all(misses) else "mmcache.hit"):
+            output = call.join(items)
+        return self._verified(call, keys, output, missed=any(misses))
+
+    def _verified(self, call: Call, keys: Sequence[bytes], output: Any, *, missed: bool) -> Any:
+        """Return an output, compared with the plain processor's if its turn has come; if they differ, that one."""
+        place = call.stratum()
+        if place is None or not self._verification.wants(place[0][0], place[1], missed=missed):
+            return output
+        self._note(self.stats.count, "verified")
+        try:
+            expected = call.plain()
+        except (SourceChanged, ItemGone):  # a ticket's source is not what it was: there is nothing to compare with
+            return output
+        except Exception as error:  # noqa: BLE001 - the plain call refuses what was joined: so will the next one
+            self._condemn(place[0], f"the plain processor raises {type(error).__name__}")
+            raise Bypass("an output that the plain processor refuses") from None
+        found = difference(expected, output)
+        # Unless somebody writes into an image meanwhile: then there are two right outputs.
+        if found and list(call.keys()) == list(keys):
+            self._condemn(place[0], found)
+        return expected
+
+    def _condemn(self, structures: Sequence[bytes], found: str) -> None:
+        """End caching for what gave a wrong output, and drop what it may have stored."""
+        self.trials.condemn(structures, f"verification found a difference: {found}")
+        self.clear()
+        self._note(self.stats.mismatch, found)
 
     def _check(self, landed: _Landings, keys: Sequence[bytes]) -> None:
         """Count how a single own computation ended; raise what its caller must not get the output of."""
@@ -275,7 +310,7 @@ class Cache:
         return CacheInfo(
             hits=counts["hits"], misses=counts["misses"], maxsize=memory.max_bytes, currsize=memory.currsize,
             coalesced=counts["coalesced"], bypassed=counts["bypassed"], errors=counts["errors"],
-            evictions=memory.evictions, refused=memory.refused, items=memory.items, pinned=memory.pinned,
+            evictions=memory.evictions, mismatches=counts["mismatches"], verified=counts["verified"], refused=memory.refused, items=memory.items, pinned=memory.pinned,
             saved_seconds=self.stats.saved_seconds, bypass_reasons=dict(self.stats.reasons),
         )  # fmt: skip
 
@@ -326,7 +361,8 @@ class Cache:
 
         Where it came from it is itself again; elsewhere, caches of equal settings that arrived are one.
         """
-        return (_arrived, (replace(self._settings, hasher=self.hasher.algorithm), self.token))
+        settings = replace(self._settings, hasher=self.hasher.algorithm) if self._journey_name else self._settings
+        return (_arrived, (settings, self._journey_name))
 
 
 def default_cache(*, exposed: bool = False) -> Cache:
@@ -345,14 +381,14 @@ def default_cache(*, exposed: bool = False) -> Cache:
 _default: dict[str, Cache] = {}
 
 
-def _arrived(settings: Settings, token: bytes) -> Cache:
+def _arrived(settings: Settings, token: bytes | None) -> Cache:
     """Return what a cache that travelled becomes: itself, or the cache of this process for its settings."""
-    for known in (registry.find(token), registry.find(settings)):
+    for known in (registry.find(token) if token else None, registry.find(settings)):
         if isinstance(known, Cache) and not known.closed:
             return known
     cache = Cache(
         settings.max_bytes, name=settings.name, namespace=settings.namespace, hasher=_affordable(settings.hasher),
-        log_interval=settings.log_interval,
+        log_interval=settings.log_interval, verify_rate=settings.verify_rate,
     )  # fmt: skip
     registry.name(cache, settings)
     return cache

@@ -1,6 +1,6 @@
 """What a call is to the cache, and the ways in which it can turn out not to be one for it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -42,6 +42,9 @@ class Call(Protocol):
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output, in fresh memory, from one item for each image."""
+
+    def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
+        """Return the structures of a call and its stratum for the verification in traffic; None if there is none."""
 
 
 class ProcessorError(Exception):

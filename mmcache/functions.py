@@ -3,7 +3,7 @@
 import functools
 import inspect
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from mmcache.cache import Cache, default_cache
@@ -77,7 +77,8 @@ def cached(
         layout: for a function of a *list* of images that returns a mapping: the field of each output. The list is then
             looked up image by image, and the function is called with the missing ones, one at a time.
         version: a text that you change whenever the outputs change. Needed where the function's code cannot be
-            identified safely; then nothing but this text, its name and its own bytecode stands for it.
+            identified safely; then nothing but this text, its name and its own bytecode stands for it. Of a method, the
+            object is left out of the key: the version has to cover it too.
 
     Raises:
         NotIdentifiable: the function names something that has no identity (a model, a connection), or is a method,
@@ -101,7 +102,9 @@ def _decorated(
     layout: Mapping[str, Field] | None,
     version: str | None,
 ) -> Any:
-    plan = _Plan(function, source, Layout(dict(layout)) if layout is not None else None, version)
+    if version is not None and not isinstance(version, str):
+        raise BadArgument("version", version, "a text")
+    plan = _Plan(function, source, _checked_layout(layout), version)
     # Made here if there is none yet, so that `.cache` is the cache and not a promise of one.
     used = cache if cache is not None else default_cache()
     if not isinstance(used, Cache):
@@ -122,13 +125,23 @@ def _decorated(
     return wrapper
 
 
+def _checked_layout(layout: Mapping[str, Field] | None) -> Layout | None:
+    if layout is None:
+        return None
+    fields = layout.values() if isinstance(layout, Mapping) else [layout]
+    if not fields or not all(hasattr(field, "join") and not isinstance(field, str | type) for field in fields):
+        accepted = 'a field of mmcache.layout for each output, such as {"pixel_values": mmcache.layout.Batched()}'
+        raise BadArgument("layout", layout, accepted)
+    return Layout(dict(layout))
+
+
 class _Plan:
     """What is known of a function from the moment it is decorated."""
 
     def __init__(self, function: Any, source: str | None, layout: Layout | None, version: str | None) -> None:
         if not inspect.isfunction(function) or inspect.isgeneratorfunction(function):
-            accepted = "a function (def, async def or lambda) that returns its result"
-            raise BadArgument("function", type(function).__name__, accepted)
+            accepted = "a function (def, async def or lambda, no bound method) that returns its result"
+            raise BadArgument("function", type(function), accepted)
         if inspect.isasyncgenfunction(function):
             raise BadArgument("function", "an async generator function", "a function that returns its result")
         self.function, self.layout = function, layout
@@ -145,7 +158,9 @@ class _Plan:
 
     def _identified(self) -> CodeIdentity:
         if self.method:
-            raise NotIdentifiable(self.name, "it is a method, and its object can be anything")
+            raise NotIdentifiable(
+                self.name, "it is a method, and its object can be anything (a version has to cover the object too)"
+            )
         return CodeIdentity(self.function)
 
     def identity(self) -> tuple[Any, ...]:
@@ -179,7 +194,14 @@ class _FunctionCall:
             self._keys = [self._key(source) for source in self._sources]
         except (NotEncodable, NotIdentifiable, UnsupportedSource) as refused:
             raise Bypass(f"{plan.name}: {refused}") from None
+        if (verdict := self._cache.trials.known(self._identity)) is not None:
+            raise Bypass(f"{plan.name}: {verdict.reason}")
         return self._keys
+
+    def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
+        if self._plan.layout is None or inspect.iscoroutinefunction(self._plan.function):
+            return None
+        return (self._identity,), self.images
 
     def compute(self, position: int) -> Any:
         if inspect.iscoroutinefunction(self._plan.function):

@@ -2,7 +2,8 @@
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from mmcache.cache import Cache
@@ -13,10 +14,10 @@ from mmcache.fingerprints.identity import RefusedOptions, describe_processor, ha
 from mmcache.flight import computing
 from mmcache.items import Item
 from mmcache.layout.book import PATIENCE_SECONDS
-from mmcache.layout.probes import probes_like, trait_of
+from mmcache.layout.probes import probes_like, size_of, trait_of
 from mmcache.layout.scaling import scaled_down
 from mmcache.layout.trial import Form, Verdict, try_processor, watched
-from mmcache.randomness import random_states
+from mmcache.randomness import RandomStates, random_states
 
 _SOURCES = ("image", "array", "tensor")
 
@@ -45,7 +46,7 @@ class ProcessorCall:
         self.counts: list[int] = []
         self.verdict = Verdict()
         self.identity = b""
-        self._metadata = False
+        self.structures: tuple[bytes, ...] = ()
         self._untried: list[tuple[bytes, Callable[[], Callable[[], Verdict]]]] = []
 
     def plain(self) -> Any:
@@ -76,22 +77,49 @@ class ProcessorCall:
         description = self._description()
         self.identity = self._identified(description)
         self.verdict = self._tried(description)
-        self._metadata = has_foreign_code(type(self._processor))
-        self._keys = [self.key_of(source) for source in self.sources]
+        self._units = self._samples() if self.whole_samples else self.sources
+        self._keys = [self.key_of(unit) for unit in self._units]
         return self._keys
 
+    @property
+    def whole_samples(self) -> bool:
+        """Whether an item is that of a whole sample, since its images depend on each other."""
+        return self.form == "nested" and self.verdict.layout is not None and self.verdict.layout.whole_samples
+
+    def _samples(self) -> list[list[Any]]:
+        images = iter(self.sources)
+        return [[next(images) for _ in range(count)] for count in self.counts]
+
+    @functools.cached_property
+    def _metadata(self) -> bool:
+        """Whether there is code that may read more of an image than its pixels."""
+        try:
+            return has_foreign_code(type(self._processor))
+        except NotIdentifiable:
+            return True
+
     def key_of(self, source: Any, identity: bytes | None = None) -> bytes:
-        """Return the key of an image as it is now, for this call's processor and options or another identity."""
+        """Return the key of an image as it is now, for this call's processor and options or another identity.
+
+        A list stands for a whole sample, whose key is made of its images'.
+        """
+        if isinstance(source, list):
+            return self._cache.hasher.digest(encode(("sample", [self.key_of(image, identity) for image in source])))
         try:
             return self._cache.key(identity or self.identity, source, metadata=self._metadata)
         except (UnsupportedSource, NotEncodable) as refused:
             raise Bypass(str(refused)) from None
 
-    def checked(self, raw: Any, source: Any, key: bytes, changed: SourceChanged | None = None) -> Any:
+    def checked(
+        self, raw: Any, source: Any, key: bytes, before: RandomStates, changed: SourceChanged | None = None
+    ) -> Any:
         """Keep nothing whose key is no longer true: somebody else may have written into the image or the processor.
 
-        ``changed`` is what the caller gets instead of the output if it was the image.
+        Nor what may be random: ``before`` are the random generators when its processing began (others may have drawn: a
+        hit is lost, never wrong). ``changed`` is what the caller gets instead of the output if it was the image.
         """
+        if random_states() != before:
+            return Unshared(raw, "random numbers were drawn while an image was processed")
         if self.key_of(source) != key:
             return Unshared(raw, "an image that was changed before it was processed", changed)
         if self._identified(self._description()) != self.identity:
@@ -99,9 +127,11 @@ class ProcessorCall:
         return raw
 
     def compute(self, position: int) -> Any:
-        """Run the real processor on one image, in a list of one if the call has a list."""
-        image = self.sources[position]
-        return self.checked(self.process(image if self.form == "one" else [image]), image, self._keys[position])
+        """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
+        unit = self._units[position]
+        before = random_states()
+        raw = self.process(unit if self.form == "one" else [unit])
+        return self.checked(raw, unit, self._keys[position], before)
 
     def process(self, images: Any) -> Any:
         """Run the real processor with this call's options on these images."""
@@ -112,10 +142,21 @@ class ProcessorCall:
         """Return the output in the form of the call."""
         return items[0].thaw() if self.single else self.joined([item.value for item in items])
 
+    def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None]:
+        """Return the structures of the images, and how many there are, how large together and how nested."""
+        if self.single:
+            return self.structures, None
+        pixels = sum(math.prod(size_of(source)) for source in self.sources)
+        return self.structures, (self.images, pixels.bit_length(), self.structures, tuple(self.counts))
+
     def joined(self, outputs: Sequence[Any]) -> Any:
         """Join the outputs of all images, in the form of the call; raise `Bypass` for images that make no batch."""
-        assert self.verdict.layout is not None, "only a call with a single image has no layout"
+        if self.verdict.layout is None:
+            assert self.single, "only a call with a single image has no layout"
+            return outputs[0]
         try:
+            if self.whole_samples:
+                return self.verdict.layout.join_samples(outputs)
             if self.form == "nested":
                 return self.verdict.layout.join_nested(outputs, self.counts)
             return self.verdict.layout.join(outputs)
@@ -160,14 +201,15 @@ class ProcessorCall:
     def _tried(self, description: tuple[Any, ...]) -> Verdict:
         """Return the verdict on this structure for every kind of source in the call, if they agree."""
         structure = self._cache.trials.structure(
-            self.identity, self.form, lambda: encode((description, self.form), numbers=False)
+            self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), numbers=False))
         )
-        verdicts = []
+        verdicts, self.structures = [], ()
         for trait, source in {trait_of(source): source for source in self.sources}.items():
-            verdict = self._verdict(structure + encode(trait), functools.partial(self._trial, source))
+            self.structures += (structure + encode(trait),)
+            verdict = self._verdict(self.structures[-1], functools.partial(self._trial, source))
             if verdict is None:
                 raise Bypass("its trial is still running")
-            if not verdict.served:
+            if not verdict.served and not (self.single and verdict.alone):
                 raise Bypass(f"{plain_class(type(self._processor)).__name__}: {verdict.reason}")
             verdicts.append(verdict)
         if any(verdict.layout != verdicts[0].layout for verdict in verdicts):
@@ -206,6 +248,8 @@ class ImageCall:
 
     def __init__(self, parent: ProcessorCall, position: int, key: bytes) -> None:
         """``key`` is what the parent call gave for the image at ``position``."""
+        if parent.whole_samples:
+            raise Bypass("an image that depends on the others of its sample")
         self.parent, self.source, self.key = parent, parent.sources[position], key
 
     def plain(self) -> Any:
@@ -221,9 +265,14 @@ class ImageCall:
         """Return the key that the image had when it was added."""
         return [self.key]
 
+    def stratum(self) -> None:
+        """Nothing is joined here."""
+
     def compute(self, _: int) -> Any:
         """Run the real processor; keep nothing if the source is no longer what its key says."""
-        return self.parent.checked(self.parent.process([self.source]), self.source, self.key, source_changed())
+        before = random_states()
+        raw = self.parent.process([self.source])
+        return self.parent.checked(raw, self.source, self.key, before, source_changed())
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output of a list of this image."""

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 from mmcache.errors import BadArgument
 from mmcache.sizes import default_max_bytes, parse_size
@@ -19,23 +20,45 @@ class Settings:
     namespace: str
     hasher: str
     log_interval: float
+    verify_rate: float | None
     disabled: bool = field(compare=False)
 
 
 def resolve(
-    max_bytes: int | str | None, name: str, namespace: str | None, hasher: str | None, log_interval: float | None
+    max_bytes: int | str | None,
+    name: str,
+    namespace: str | None,
+    hasher: str | None,
+    log_interval: float | None,
+    verify_rate: float | None,
 ) -> Settings:
     """Fill what is None from ``MMCACHE_*`` and the defaults; raise `BadArgument` for what is not accepted."""
-    size = max_bytes if max_bytes is not None else os.environ.get("MMCACHE_MAX_BYTES")
-    interval = log_interval if log_interval is not None else os.environ.get("MMCACHE_LOG_INTERVAL", _LOG_INTERVAL)
+    size_name, size = _given("max_bytes", max_bytes)
+    interval_name, interval = _given("log_interval", log_interval)
     return Settings(
-        max_bytes=default_max_bytes() if size is None else parse_size(size),
+        max_bytes=default_max_bytes() if size is None else parse_size(size, size_name),
         name=_text("name", name),
-        namespace=_text("namespace", namespace if namespace is not None else os.environ.get("MMCACHE_NAMESPACE", "")),
-        hasher=_text("hasher", hasher if hasher is not None else os.environ.get("MMCACHE_HASHER", "auto")),
-        log_interval=_seconds("log_interval", interval),
-        disabled=os.environ.get("MMCACHE_DISABLED", "") not in ("", "0"),
+        namespace=_text("namespace", _given("namespace", namespace)[1] or ""),
+        hasher=_text("hasher", _given("hasher", hasher)[1] or "auto"),
+        log_interval=_seconds(interval_name, _LOG_INTERVAL if interval is None else interval),
+        verify_rate=_share(*_given("verify_rate", verify_rate)),
+        disabled=_switch("MMCACHE_DISABLED"),
     )
+
+
+def _given(name: str, value: Any) -> tuple[str, Any]:
+    """Return an argument, or the variable that fills it (an empty one is as good as none), with its name for errors."""
+    variable = f"MMCACHE_{name.upper()}"
+    return (variable, os.environ.get(variable) or None) if value is None else (name, value)
+
+
+def _switch(variable: str) -> bool:
+    text = os.environ.get(variable, "").lower()
+    if text in ("", "0", "false", "no", "off"):
+        return False
+    if text in ("1", "true", "yes", "on"):
+        return True
+    raise BadArgument(variable, text, "1, true, yes or on, or 0, false, no or off")
 
 
 def resolve_secret(secret: bytes | str | None) -> bytes | None:
@@ -44,7 +67,7 @@ def resolve_secret(secret: bytes | str | None) -> bytes | None:
     if given is None:
         return None
     if not isinstance(given, bytes | str) or not given:
-        raise BadArgument("secret", type(given).__name__, "bytes or a text that is not empty")
+        raise BadArgument("secret", type(given), "bytes or a text that is not empty")
     return given.encode() if isinstance(given, str) else given
 
 
@@ -63,3 +86,14 @@ def _seconds(name: str, value: object) -> float:
     if not seconds >= 0:
         raise BadArgument(name, value, accepted)
     return seconds
+
+
+def _share(name: str, value: object) -> float | None:
+    accepted = "a share from 0 (off) to 1 (everything)"
+    try:
+        share = None if value is None else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        raise BadArgument(name, value, accepted) from None
+    if share is not None and not 0 <= share <= 1:
+        raise BadArgument(name, value, accepted)
+    return share

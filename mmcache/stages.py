@@ -71,7 +71,10 @@ class Stages:
         self._processor: Any = None if takes_images(type(plain)) else plain
         # A copy through and through: what somebody changes in place must not reach images that wait to be processed.
         self._image_processor: Any = copy.deepcopy(plain if self._processor is None else plain.image_processor)
+        self._made_by = type(self._image_processor).__qualname__
         self._cache = cache if cache is not None else default_cache()
+        if not isinstance(self._cache, Cache):
+            raise BadArgument("cache", cache, "an mmcache.Cache, or None for the process-wide one")
         self._pixels, self._carry_source = pixels, carry_source
         self._workers = workers or min(4, os.cpu_count() or 1)
         self._geometries: cachetools.LRUCache[bytes, Any] = cachetools.LRUCache(_MOST_GEOMETRIES)
@@ -85,6 +88,9 @@ class Stages:
 
         Raises what the processor raises for the image. ``image`` is whatever the processor takes for one image.
         """
+        if isinstance(image, list | tuple):
+            accepted = "one image, not a list: add each by itself, or take add_request for a request with several"
+            raise BadArgument("image", type(image), accepted)
         placeholder = getattr(self._processor, "image_token", None)
         if isinstance(placeholder, str):
             # Through the Processor, which may override options of its image processor with defaults of its own.
@@ -131,9 +137,11 @@ class Stages:
             NotJoinable: images with different options, of a processor whose batches cannot be joined.
             Exception: what the processor raises.
         """
-        batch = list(tickets)
+        batch = [] if isinstance(tickets, Ticket) else list(tickets)
         if not batch or not all(isinstance(ticket, Ticket) for ticket in batch):
-            raise BadArgument("tickets", tickets, "one or more tickets")
+            raise BadArgument("tickets", tickets, "a list of one or more tickets")
+        if others := {ticket.made_by for ticket in batch} - {self._made_by}:
+            raise BadArgument("tickets", f"tickets of {sorted(others)}", f"tickets of stages with a {self._made_by}")
         output = self._cache.serve(Execution(self.call, self._cache, batch, self._forget_geometry))
         for ticket in batch:
             ticket.release()
@@ -167,6 +175,10 @@ class Stages:
     def __exit__(self, *_: object) -> None:
         """Close."""
         self.close()
+
+    def __repr__(self) -> str:
+        """Show the image processor's class and the cache."""
+        return f"Stages({self._made_by}, cache={self._cache}, pixels={self._pixels!r})"
 
     def after_fork_in_child(self) -> None:
         """Forget the pool, whose threads are not in the child, and a lock that one of them may hold."""
@@ -218,6 +230,8 @@ class Stages:
             key, source, options, summary(outlined), layout,
             identity=identity, origin=self._cache.token, carry_source=self._carry_source,
         )  # fmt: skip
+        ticket.made_by = self._made_by
+        ticket.structures = call.structures if call is not None else ()
         ticket.pin_in(self._cache)
         return ticket
 

@@ -14,7 +14,7 @@ from mmcache.sizes import format_share
 # Named after the package and not this module: it is the name that people look for in their logs.
 logger = logging.getLogger("mmcache")
 
-Outcome = Literal["hits", "misses", "coalesced", "bypassed"]
+Outcome = Literal["hits", "misses", "coalesced", "bypassed", "verified"]
 
 # A log that is flooded hides its causes: so many distinct warnings are written, later causes are only counted.
 _MAX_CAUSES = 256
@@ -25,7 +25,8 @@ class CacheInfo:
     """How a cache is doing. The first four fields are those of ``functools.lru_cache``.
 
     ``hits`` … ``bypassed`` count images, ``errors`` faults inside mmcache, ``maxsize``, ``currsize`` and ``pinned``
-    are bytes, ``saved_seconds`` is the processing time that hits and coalesced look-ups did not spend, and
+    are bytes, ``verified`` outputs were compared with the plain processor's and ``mismatches`` of them differed,
+    ``saved_seconds`` is the processing time that hits and coalesced look-ups did not spend, and
     ``bypass_reasons`` says why images went to the plain processor, and how many.
     """
 
@@ -37,6 +38,8 @@ class CacheInfo:
     bypassed: int
     errors: int
     evictions: int
+    mismatches: int
+    verified: int
     refused: int
     items: int
     pinned: int
@@ -99,6 +102,17 @@ class Stats:
                 "mmcache[%s] a fault inside the cache; the plain output was given: %s: %s",
                 self.name, type(error).__name__, error, exc_info=error,
             )  # fmt: skip
+
+    def mismatch(self, what: str) -> None:
+        """Count and report an output that was not the plain processor's, which was given instead."""
+        with self._lock:
+            self.counts["mismatches"] += 1
+        logger.error(
+            "mmcache[%s] an output differed from the plain processor's, which was given instead; what it belongs to is "
+            "cached no longer, and everything was dropped: %s",
+            self.name,
+            what,
+        )
 
     def warn_once(self, cause: str, message: str, *args: object) -> None:
         """Log a warning the first time that ``cause`` comes up in this cache."""

@@ -1,7 +1,8 @@
 """Tickets: what the add stage gives for an image, and what their execution is to the cache."""
 
+import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from mmcache.fingerprints import encode, kind_of
 from mmcache.items import Item, is_tensor
 from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import outline, summary
+from mmcache.layout.probes import size_of
 from mmcache.processing import ImageCall, ProcessorCall, source_changed
 
 
@@ -40,6 +42,8 @@ class Ticket:
         self.key, self.source, self.options = key, source, options
         self.geometry, self.layout = geometry, layout
         self.num_tokens: int | None = None
+        self.made_by = ""
+        self.structures: tuple[bytes, ...] = ()
         self.identity, self.origin, self.carry_source = identity, origin, carry_source
         self._let_go: weakref.finalize[Any, Any] | None = None
 
@@ -65,12 +69,12 @@ class Ticket:
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel without the pin, and without the source if it is not to be carried."""
-        state = {name: value for name, value in vars(self).items() if name != "_let_go"}
+        state = {name: value for name, value in vars(self).items() if name not in ("_let_go", "structures")}
         return state if self.carry_source else {**state, "source": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Arrive unpinned."""
-        vars(self).update(state, _let_go=None)
+        vars(self).update(state, _let_go=None, structures=())
 
     def __repr__(self) -> str:
         """Show the key's beginning and the number of tokens."""
@@ -158,6 +162,16 @@ class Execution:
                 self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
         return items[0].thaw() if self.single else self._joined([item.value for item in items])
+
+    def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
+        """Return that of the plain call, where one call gives the same: all sources here, all options equal."""
+        tickets = self._tickets
+        structures = tickets[0].structures
+        alike = structures and all(ticket.source is not None for ticket in tickets)
+        if self.single or not alike or not _all_equal([ticket.options for ticket in tickets]):
+            return None
+        pixels = sum(math.prod(size_of(ticket.source)) for ticket in tickets)
+        return structures, (self.images, pixels.bit_length(), tuple(ticket.structures for ticket in tickets))
 
     def _joined(self, outputs: Sequence[Any]) -> Any:
         layout = self._tickets[0].layout

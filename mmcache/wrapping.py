@@ -19,7 +19,7 @@ from mmcache.processing import ProcessorCall
 
 ProcessorT = TypeVar("ProcessorT")
 
-_ACCEPTED = "a Hugging Face image processor, or a Processor with one as .image_processor"
+_ACCEPTED = "a Hugging Face image processor (an instance), or a Processor with one as .image_processor"
 
 
 def wrap(processor: ProcessorT, cache: Cache | None = None) -> ProcessorT:
@@ -46,7 +46,7 @@ def wrap(processor: ProcessorT, cache: Cache | None = None) -> ProcessorT:
         twin = copy.copy(processor)
         twin.image_processor = wrap(twin.image_processor, cache)  # type: ignore[attr-defined]
         return twin
-    raise BadArgument("processor", type(processor).__name__, _ACCEPTED)
+    raise BadArgument("processor", processor if isinstance(processor, type) else type(processor), _ACCEPTED)
 
 
 def unwrap(processor: ProcessorT) -> ProcessorT:
@@ -63,7 +63,7 @@ def unwrap(processor: ProcessorT) -> ProcessorT:
         twin = copy.copy(processor)
         twin.image_processor = unwrap(twin.image_processor)  # type: ignore[attr-defined]
         return twin
-    raise BadArgument("processor", type(processor).__name__, _ACCEPTED)
+    raise BadArgument("processor", processor if isinstance(processor, type) else type(processor), _ACCEPTED)
 
 
 def takes_images(cls: type) -> bool:

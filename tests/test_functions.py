@@ -789,7 +789,8 @@ def batch(images: Sequence[Any], scale: int = 1) -> dict[str, Any]:
 LAYOUT: dict[str, Field] = {"sizes": Batched(), "pixels": Padded(), "scale": Same()}
 
 
-def test_a_batch_function_computes_only_what_is_missing(cache: mmcache.Cache) -> None:
+def test_a_batch_function_computes_only_what_is_missing() -> None:
+    cache = mmcache.Cache("64MiB", verify_rate=0)
     cached = mmcache.cached(cache=cache, layout=LAYOUT, version="1")(batch)
     pictures = [photo(0, 8), photo(1, 5), photo(2, 3)]
     plain = batch(pictures)
@@ -864,3 +865,14 @@ def test_autocast_and_grad_mode_part_the_outputs(cache: mmcache.Cache) -> None:
     with torch.no_grad():
         product(photo())
     assert product(photo()).requires_grad
+
+
+@pytest.mark.parametrize("layout", [{"a": "batched"}, {"a": 3}, 3, {}, {"a": mmcache.layout.Batched}])
+def test_a_layout_that_is_none_is_refused_when_decorated(layout: Any) -> None:
+    with pytest.raises(mmcache.BadArgument, match=r"a field of mmcache\.layout"):
+        mmcache.cached(layout=layout, version="1")(lambda images: images)
+
+
+def test_a_version_is_a_text() -> None:
+    with pytest.raises(mmcache.BadArgument, match="a text"):
+        mmcache.cached(version=1)(lambda image: image)  # type: ignore[call-overload]

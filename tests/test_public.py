@@ -48,8 +48,8 @@ def test_the_public_names_are_sorted_exist_and_are_all_there_is() -> None:
     for name in mmcache.__all__:
         assert getattr(mmcache, name) is not None
     assert dir(mmcache) == sorted(mmcache.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'verify'"):
-        mmcache.verify  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'bench'"):
+        mmcache.bench  # noqa: B018
 
 
 @pytest.mark.parametrize("name", mmcache.__all__)
@@ -65,6 +65,12 @@ def test_every_public_name_and_method_is_documented(name: str) -> None:
 def test_fingerprint_is_a_function_whatever_was_imported_before() -> None:
     script = "import mmcache.fingerprints, mmcache.cache, mmcache; print(callable(mmcache.fingerprint))"
     assert run(script) == "True\n"
+
+
+def test_verify_and_geometry_are_functions_whatever_was_imported_before() -> None:
+    script = "import mmcache; mmcache.Report, mmcache.geometry; import mmcache.layout.geometry, mmcache.cli.verify; "
+    script += "print(callable(mmcache.verify), callable(mmcache.geometry))"
+    assert run(script) == "True True\n"
 
 
 def test_every_error_is_the_built_in_that_a_caller_would_catch() -> None:
@@ -104,7 +110,7 @@ def test_the_ten_lines_of_the_readme_run_and_say_what_they_did() -> None:
 
 def test_the_readme_names_every_variable_of_the_environment() -> None:
     code = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    named = set(re.findall(r"MMCACHE_[A-Z_]+[A-Z]", code)) - {"MMCACHE_TIERS", "MMCACHE_VERIFY_RATE"}
+    named = set(re.findall(r"MMCACHE_[A-Z_]+[A-Z]", code)) - {"MMCACHE_TIERS"}
     text = (ROOT / "README.md").read_text()
     assert named
     for name in named:
@@ -122,9 +128,10 @@ def test_doctests_of_the_public_names_run() -> None:
     import mmcache.cache
     import mmcache.fingerprints.encoding
     import mmcache.functions
+    import mmcache.lengths
     import mmcache.wrapping
 
-    for module in (mmcache.cache, mmcache.functions, mmcache.wrapping, mmcache.fingerprints.encoding):
+    for module in (mmcache.cache, mmcache.functions, mmcache.lengths, mmcache.wrapping, mmcache.fingerprints.encoding):
         result = doctest.testmod(module)
         assert result.failed == 0
         assert result.attempted > 0

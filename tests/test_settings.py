@@ -28,6 +28,7 @@ def _a_bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def resolved(**given: Any) -> Settings:
     defaults: dict[str, Any] = {
         "max_bytes": None, "name": "default", "namespace": None, "hasher": None, "log_interval": None,
+        "verify_rate": None,
     }  # fmt: skip
     return resolve(**{**defaults, **given})
 
@@ -38,19 +39,20 @@ def process(image: Any) -> int:
 
 
 def test_the_defaults() -> None:
-    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, False)
+    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, None, False)
     assert resolve_secret(None) is None
 
 
 def test_the_environment_fills_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "MAX_BYTES": "2GiB", "NAMESPACE": "tenant", "HASHER": "sha256", "LOG_INTERVAL": "2.5", "SECRET": "quiet",
+        "VERIFY_RATE": "0.5",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"MMCACHE_{name}", value)
-    assert resolved() == Settings(2 << 30, "default", "tenant", "sha256", 2.5, False)
+    assert resolved() == Settings(2 << 30, "default", "tenant", "sha256", 2.5, 0.5, False)
     assert resolve_secret(None) == b"quiet"
-    given = resolved(max_bytes=5, namespace="", hasher="xxh3_128", log_interval=0)
-    assert given == Settings(5, "default", "", "xxh3_128", 0.0, False)
+    given = resolved(max_bytes=5, namespace="", hasher="xxh3_128", log_interval=0, verify_rate=0.25)
+    assert given == Settings(5, "default", "", "xxh3_128", 0.0, 0.25, False)
     assert resolve_secret(b"own") == resolve_secret("own") == b"own"
 
 
@@ -75,7 +77,7 @@ def test_a_bad_environment_is_refused_when_a_cache_is_made(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"MMCACHE_{name}", value)
-    with pytest.raises(mmcache.BadArgument, match=f"{name.lower()}='{value}'"):
+    with pytest.raises(mmcache.BadArgument, match=f"(?i){name.lower()}='{value}'"):
         mmcache.Cache()
     mmcache.Cache(1000, hasher="sha256", log_interval=1).close()
 
@@ -138,3 +140,28 @@ def test_namespaces_and_secrets_part_the_keys() -> None:
         with mmcache.Cache("1MiB", hasher="sha256", **settings) as cache:  # type: ignore[arg-type]
             keys.add(cache.key(b"identity", image, metadata=False))
     assert len(keys) == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "disabled"),
+    [("1", True), ("TRUE", True), ("on", True), ("", False), ("0", False), ("false", False), ("Off", False)],
+)
+def test_the_switch_takes_words(text: str, disabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMCACHE_DISABLED", text)
+    assert resolved().disabled is disabled
+
+
+def test_a_switch_that_says_neither_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMCACHE_DISABLED", "maybe")
+    with pytest.raises(mmcache.BadArgument, match="MMCACHE_DISABLED='maybe'"):
+        resolved()
+
+
+def test_an_empty_variable_is_as_good_as_none_and_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE"):
+        monkeypatch.setenv(f"MMCACHE_{name}", "")
+    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, None, False)
+    assert resolve_secret(None) is None
+    monkeypatch.setenv("MMCACHE_LOG_INTERVAL", "often")
+    with pytest.raises(mmcache.BadArgument, match="MMCACHE_LOG_INTERVAL='often'"):
+        resolved()

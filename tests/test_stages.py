@@ -29,7 +29,7 @@ MODES = ("eager", "now", "lazy")
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.stages.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("256MiB", name="stages") as cache:
+    with mmcache.Cache("256MiB", name="stages", verify_rate=0) as cache:
         yield cache
 
 
@@ -251,6 +251,17 @@ def test_outputs_that_are_no_mapping_have_tickets_too(cache: mmcache.Cache) -> N
         tickets = [stages.add(image) for image in (A, B)]
         assert tickets[0].geometry == {"": (1, 3, 224, 224)}
         same(Bare()([A, B], return_tensors="pt"), stages.execute(tickets))
+
+
+def test_a_processor_with_code_of_its_own_is_executed_plainly_after_close(cache: mmcache.Cache) -> None:
+    class Own(transformers.CLIPImageProcessorPil):
+        def rescale(self, image: Any, *args: Any, **options: Any) -> Any:
+            return super().rescale(image, *args, **options) * 2
+
+    with mmcache.Stages(Own(), cache=cache) as stages:
+        tickets = [stages.add(image) for image in (A, B)]
+        cache.close()
+        same(Own()([A, B], return_tensors="pt"), stages.execute(tickets))
 
 
 def test_dropped_tickets_leave_nothing_behind(stages: mmcache.Stages, cache: mmcache.Cache) -> None:
@@ -511,3 +522,24 @@ def test_images_opened_from_files_leave_no_descriptor_open(stages: mmcache.Stage
             stages.execute([stages.add(image, size=LIMITS)])
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_one_image_means_one(stages: mmcache.Stages) -> None:
+    for several in ([A, B], [], (A,)):
+        with pytest.raises(mmcache.BadArgument, match="one image, not a list"):
+            stages.add(several)
+
+
+def test_a_single_ticket_and_tickets_of_other_stages_are_refused(stages: mmcache.Stages, cache: mmcache.Cache) -> None:
+    ticket = stages.add(A, size=LIMITS)
+    with pytest.raises(mmcache.BadArgument, match="a list of one or more"):
+        stages.execute(ticket)  # type: ignore[arg-type]
+    with mmcache.Stages(transformers.CLIPImageProcessor(), cache=cache) as other:
+        with pytest.raises(mmcache.BadArgument, match="Qwen2VLImageProcessor"):
+            other.execute([ticket])
+        assert "CLIPImageProcessor" in repr(other)
+
+
+def test_a_cache_that_is_none_is_refused() -> None:
+    with pytest.raises(mmcache.BadArgument, match=r"an mmcache\.Cache"):
+        mmcache.Stages(QWEN(), cache="4GiB")  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Wrapped processors: the outputs of the plain ones, bit for bit, with as few real runs as possible."""
 
 import copy
+import io
 import itertools
 import pickle
 import threading
@@ -64,7 +65,7 @@ def same(expected: Any, found: Any) -> None:
 def cache(monkeypatch: pytest.MonkeyPatch) -> Any:
     # However loaded the machine is: these tests are about what is served after a trial.
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("512MiB", name="test") as cache:
+    with mmcache.Cache("512MiB", name="test", verify_rate=0) as cache:
         yield cache
 
 
@@ -677,3 +678,48 @@ def test_closing_an_installation_leaves_a_patch_made_since_and_minds_no_new_clas
         assert vars(owner)["preprocess"] is mine
     finally:
         owner.preprocess = before.__mmcache_original__  # type: ignore[attr-defined]
+
+
+def test_pictures_with_a_transparent_palette_opened_anew_are_hits(cache: mmcache.Cache) -> None:
+    """A conversion brings the transparency into Pillow's own palette: the same image before and after."""
+    wrapped = mmcache.wrap(made("CLIPImageProcessorPil"), cache)
+    for transparency in (3, bytes(range(40)), bytes(300)[:10]):
+        buffer = io.BytesIO()
+        picture(1).quantize(32).save(buffer, "PNG", transparency=transparency)
+        misses = cache.cache_info().misses
+        for _ in range(3):
+            opened = Image.open(io.BytesIO(buffer.getvalue()))
+            expected = made("CLIPImageProcessorPil")(Image.open(io.BytesIO(buffer.getvalue())), return_tensors="pt")
+            same(expected, wrapped(opened, return_tensors="pt"))
+            same(expected, wrapped(opened, return_tensors="pt"))
+        assert cache.cache_info().misses == misses + 1
+    assert cache.cache_info().bypassed == 0
+
+
+def test_images_that_depend_on_their_sample_are_served_by_whole_samples(cache: mmcache.Cache) -> None:
+    """LLaVA-OneVision treats an image that is alone in its sample differently from one that is not."""
+    plain: Any = transformers.LlavaOnevisionImageProcessor()
+    wrapped = mmcache.wrap(plain, cache)
+    nested: Any = [[A], [B, C], [A, B]]
+    wrapped(nested, return_tensors="pt")
+    with counted(type(plain)) as runs:
+        for samples in (nested, nested[::-1], [[B, C]], [[A], [A]]):
+            found = wrapped(samples, return_tensors="pt")
+            assert runs.images == 0
+            same(plain(samples, return_tensors="pt"), found)
+            runs.clear()
+    same(plain([[C, B]], return_tensors="pt"), wrapped([[C, B]], return_tensors="pt"))
+    assert cache.cache_info().errors == 0
+
+
+def test_a_list_of_one_needs_no_layout(cache: mmcache.Cache) -> None:
+    """PP-OCR resizes to the widest picture of a batch: no batch can be joined, a picture alone can be remembered."""
+    plain: Any = transformers.PPOCRV5ServerRecImageProcessor()
+    wrapped = mmcache.wrap(plain, cache)
+    for _ in range(2):
+        for images in ([WIDE], [A], [A, WIDE]):
+            same(plain(images, return_tensors="pt"), wrapped(images, return_tensors="pt"))
+    info = cache.cache_info()
+    assert (info.misses, info.hits, info.errors) == (2, 2, 0)
+    (reason,) = info.bypass_reasons
+    assert "PPOCRV5ServerRec" in reason

@@ -29,6 +29,7 @@ _COMMANDS = {
     "demo": "process photographs twice per request, plain and with mmcache, and compare times and bits",
     "fingerprint": "print the fingerprints of picture files",
     "info": "show versions, limits and settings, as mmcache finds them here",
+    "verify": "compare a processor with itself behind the cache, bit for bit, on random batches",
 }
 
 

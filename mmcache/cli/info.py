@@ -1,6 +1,7 @@
 """``mmcache info``: versions, limits and settings, for a bug report or a look at what a container really gives."""
 
 import argparse
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -24,6 +25,10 @@ _PUBLIC_VARIABLES = frozenset(
 )
 
 
+# Read by mmcache, or by its tests and tools.
+_KNOWN_VARIABLES = _PUBLIC_VARIABLES | {"MMCACHE_SECRET", "MMCACHE_TEST_DATA"}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -37,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _facts() -> dict[str, Any]:
-    disabled, problem = _checked_settings()
+    settings, problem = _checked_settings()
+    unknown = sorted(set(_variables_for(os.environ)) - _KNOWN_VARIABLES)
     return {
         "versions": {
             "mmcache": mmcache.__version__,
@@ -51,7 +57,9 @@ def _facts() -> dict[str, Any]:
             "with a secret": choose_hasher("auto", secret=b"any", exposed=False).algorithm,
         },
         "environment": dict(_variables(os.environ)),
-        "disabled": disabled,
+        "in_force": settings,
+        "unknown_variables": unknown,
+        "disabled": bool(settings.get("disabled")),
         "settings": problem or "ok",
     }
 
@@ -70,14 +78,18 @@ def _variables(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, environment[name] if name in _PUBLIC_VARIABLES else "set"
 
 
-def _checked_settings() -> tuple[bool, str]:
-    """Return whether caches are disabled here, and what is wrong with the settings of the environment, or ""."""
+def _variables_for(environment: Mapping[str, str]) -> Iterator[str]:
+    return (name for name in environment if name.startswith("MMCACHE_"))
+
+
+def _checked_settings() -> tuple[dict[str, Any], str]:
+    """Return the settings of a cache that is made here without arguments, and what is wrong with them, or ""."""
     try:
-        settings = resolve(None, "info", None, None, None)
-        choose_hasher(settings.hasher, secret=resolve_secret(None), exposed=False)
+        settings = resolve(None, "default", None, None, None, None)
+        hasher = choose_hasher(settings.hasher, secret=resolve_secret(None), exposed=False)
     except MMCacheError as problem:
-        return os.environ.get("MMCACHE_DISABLED", "") not in ("", "0"), str(problem)
-    return settings.disabled, ""
+        return {}, str(problem)
+    return {**dataclasses.asdict(settings), "hasher": hasher.algorithm}, ""
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -89,6 +101,10 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"{'hasher auto':<18}{algorithm} ({case})"
     for name, value in facts["environment"].items():
         yield f"{name}={value}"
+    for name in facts["unknown_variables"]:
+        yield f"{name}: mmcache knows no such variable"
+    for name, value in facts["in_force"].items():
+        yield f"{name:<18}{value}"
     yield f"{'disabled':<18}{'yes, by MMCACHE_DISABLED' if facts['disabled'] else 'no'}"
     yield f"{'settings':<18}{facts['settings']}"
 

@@ -113,7 +113,9 @@ def _rows(report: Report) -> Iterator[tuple[str, str, str]]:
 
 
 def _times(left: float, right: float) -> tuple[str, str]:
-    return f"{left:.2f} s", f"{right:.2f} s ({_ratio(left, right):.1f} times as fast)"
+    ratio = _ratio(left, right)
+    compared = f"{ratio:.1f} times as fast" if ratio >= 1 else f"takes {1 / ratio:.1f} times as long"
+    return f"{left:.2f} s", f"{right:.2f} s ({compared})"
 
 
 def _lines(report: Report) -> Iterator[str]:

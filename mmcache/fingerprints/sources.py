@@ -195,12 +195,31 @@ def _update_image(image: "Image", state: HashState, metadata: bool) -> None:
         return
     load(image)
     # ``load`` has brought a palette that was set before into Pillow's own memory, where conversions read it.
-    palette = (image.im.getpalettemode(), bytes(image.getpalette(None) or ())) if image.mode in ("P", "PA") else None
+    palette = _palette(image) if image.mode in ("P", "PA") else None
     transparency = (image.info["transparency"],) if "transparency" in image.info else ()
     byte_order = sys.byteorder if image.mode in ("I", "F", "I;16N") else ""
     extra = (encode_metadata(image),) if metadata else ()
     state.update(_header("image", image.mode, image.size, byte_order, palette, transparency, *extra))
     update_pixels(image, state)
+
+
+def _palette(image: "Image") -> tuple[str, bytes]:
+    """Return a palette's mode and entries.
+
+    A conversion brings ``info["transparency"]`` into Pillow's own palette, which is RGBA from then on: the same image.
+    """
+    mode = image.im.getpalettemode()
+    entries = bytes(image.getpalette(None) or ())
+    if mode != "RGBA" or "transparency" not in image.info:
+        return mode, entries
+    transparency, alpha = image.info["transparency"], bytearray(b"\xff" * (len(entries) // 4))
+    if isinstance(transparency, bytes):
+        alpha[: len(transparency)] = transparency[: len(alpha)]
+    elif isinstance(transparency, int) and transparency < len(alpha):
+        alpha[transparency] = 0
+    if entries[3::4] != alpha:
+        return mode, entries
+    return "RGB", bytes(byte for place, byte in enumerate(entries) if place % 4 != 3)
 
 
 def _update_array(array: "numpy.ndarray[Any, Any]", state: HashState) -> None:

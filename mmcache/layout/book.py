@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from mmcache.layout.trial import DRAWS, RUNS_TO_BE_SURE, Verdict
@@ -87,6 +87,11 @@ class Trials:
         except Exception as error:  # noqa: BLE001 - a trial that fails is a verdict, and its reason is logged with it
             verdict = Verdict(reason=f"its trial failed: {type(error).__name__}: {error}")
         self._verdicts[structure] = verdict
+
+    def condemn(self, structures: Sequence[bytes], reason: str) -> None:
+        """Replace the verdicts on structures whose output turned out to be wrong."""
+        for structure in structures:
+            self._verdicts[structure] = Verdict(reason=reason)
 
     def settle(self) -> None:
         """Wait until no trial runs."""

@@ -4,16 +4,15 @@ A part is what the processor gives for *one* image (a batch of one): a tensor or
 rows, or a list. Misses run one by one, so parts are always whole: a batch is joined from them, never split.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
 from mmcache.errors import NotJoinable
-from mmcache.items.item import copy_tree, is_tensor
+from mmcache.items.item import copy_tree
+from mmcache.layout.arrays import Pad, join
 from mmcache.layout.compare import difference
+from mmcache.layout.rare import ABSENT, RunningOffset, Sometimes
 
 
 class Field(Protocol):
@@ -30,7 +29,7 @@ class Batched:
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Concatenate on dim 0."""
-        return _join(parts, axis=0)
+        return join(parts, axis=0)
 
 
 @dataclass(frozen=True)
@@ -44,18 +43,21 @@ class FlatFromSizes:
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Concatenate on dim 0."""
-        return _join(parts, axis=0)
+        return join(parts, axis=0)
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Parts follow each other on dim 0 and are padded at the end of every other dim to the largest of the batch."""
+    """Parts follow each other on dim 0 and are padded at the end of every other dim to the largest of the batch.
 
-    value: float = 0
+    ``value`` is one value or, if padding is made of rows that are not constant, a whole row of the last dim.
+    """
+
+    value: Pad = 0
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Pad with ``value``, concatenate on dim 0."""
-        return _join(parts, axis=0, pad=self.value)
+        return join(parts, axis=0, pad=self.value)
 
 
 @dataclass(frozen=True)
@@ -66,18 +68,18 @@ class PerImageList:
         """Append the lists to each other."""
         if not all(isinstance(part, list) for part in parts):
             raise NotJoinable(f"PerImageList joins lists, not {type(parts[0]).__name__}")
-        return _join(parts, axis=0)
+        return join(parts, axis=0)
 
 
 @dataclass(frozen=True)
 class Nested:
     """Images of one sample: a flat list is *one* sample, its images follow each other on dim 1 (Idefics3)."""
 
-    value: float = 0
+    value: Pad = 0
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Pad with ``value``, concatenate on dim 1."""
-        return _join(parts, axis=1, pad=self.value)
+        return join(parts, axis=1, pad=self.value)
 
 
 @dataclass(frozen=True)
@@ -97,11 +99,13 @@ class Layout:
     """A processor's fields: how single outputs join to a flat list's, and how samples join to a nested list's.
 
     ``samples`` is None where a nested list gives what the flat list of its images gives. A bare tensor or array as
-    output has the one field ``""``.
+    output has the one field ``""``. With ``whole_samples`` an image depends on the others of its sample (LLaVA-OneVision):
+    then only the outputs of whole samples are joined, each that of a nested list of one sample.
     """
 
     fields: Mapping[str, Field]
     samples: Mapping[str, Field] | None = field(default=None)
+    whole_samples: bool = False
 
     def join(self, outputs: Sequence[Any]) -> Any:
         """Return the output of a flat list from those of its images, in fresh memory."""
@@ -109,10 +113,16 @@ class Layout:
 
     def join_nested(self, outputs: Sequence[Any], counts: Sequence[int]) -> Any:
         """Return the output of a nested list from those of its images; ``counts`` is the number per sample."""
+        if self.whole_samples:
+            raise NotJoinable("an image depends on the others of its sample: only whole samples can be joined")
         if self.samples is None:
             return self.join(outputs)
         images = iter(outputs)
-        return join_outputs(self.samples, [self.join([next(images) for _ in range(count)]) for count in counts])
+        return self.join_samples([self.join([next(images) for _ in range(count)]) for count in counts])
+
+    def join_samples(self, outputs: Sequence[Any]) -> Any:
+        """Return the output of a nested list from those of its samples, in fresh memory."""
+        return join_outputs(self.fields if self.samples is None else self.samples, outputs)
 
 
 def join_outputs(fields: Mapping[str, Field], outputs: Sequence[Any]) -> Any:
@@ -120,11 +130,31 @@ def join_outputs(fields: Mapping[str, Field], outputs: Sequence[Any]) -> Any:
     first = outputs[0]
     if "" in fields:
         return fields[""].join(outputs)
-    names = list(first)
-    if set(names) != set(fields) or any(list(output) != names for output in outputs):
+    names = _names(fields, outputs)
+    return with_values(first, {name: join_field(fields[name], name, outputs) for name in names})
+
+
+def join_field(field: Field, name: str, outputs: Sequence[Any]) -> Any:
+    """Join the outputs of one name; some fields look at the outputs beside it."""
+    parts = [output.get(name, ABSENT) for output in outputs]
+    return field.join_beside(parts, outputs) if isinstance(field, RunningOffset) else field.join(parts)
+
+
+def _names(fields: Mapping[str, Field], outputs: Sequence[Any]) -> list[str]:
+    """Return the names of a batch's outputs, in order; raise `NotJoinable` if the fields know others."""
+    constant = {name for name, field in fields.items() if not isinstance(field, Sometimes)}
+    if len(constant) == len(fields):
+        names = list(outputs[0])
+        fitting = set(names) == constant and all(list(output) == names for output in outputs)
+    else:
+        names = [name for name in fields if any(name in output for output in outputs)]
+        fitting = constant <= set(names) and all(
+            constant <= set(output) and list(output) == [name for name in fields if name in output]
+            for output in outputs
+        )
+    if not fitting:
         raise NotJoinable(f"outputs with the names {sorted(fields)} expected, got {[list(o) for o in outputs]}")
-    joined = {name: fields[name].join([output[name] for output in outputs]) for name in names}
-    return with_values(first, joined)
+    return names
 
 
 def with_values(shell: Any, values: Mapping[str, Any]) -> Any:
@@ -135,69 +165,3 @@ def with_values(shell: Any, values: Mapping[str, Any]) -> Any:
     attributes = {name: copy_tree(value) for name, value in vars(shell).items() if name != "data"}
     twin.__dict__.update(attributes, data=dict(values))
     return twin
-
-
-def _join(parts: Sequence[Any], axis: int, pad: float | None = None) -> Any:
-    first = parts[0]
-    if any(type(part) is not type(first) for part in parts):
-        raise NotJoinable(f"parts of different types: {sorted({type(part).__name__ for part in parts})}")
-    if isinstance(first, list):
-        return _join_lists(parts, axis, pad)
-    if is_tensor(first) or isinstance(first, np.ndarray):
-        return _join_arrays(parts, axis, pad)
-    raise NotJoinable(f"a {type(first).__name__} cannot be joined, only tensors, arrays and lists")
-
-
-def _join_lists(parts: Sequence[list[Any]], axis: int, pad: float | None) -> list[Any]:
-    if axis > 0:
-        if len({len(part) for part in parts}) > 1:
-            raise NotJoinable(f"lists of different lengths: {[len(part) for part in parts]}")
-        return [_join(rows, axis - 1, pad) for rows in zip(*parts, strict=True)]
-    entries = [entry for part in parts for entry in part]
-    arrays = all(is_tensor(entry) or isinstance(entry, np.ndarray) for entry in entries)
-    if pad is None or not arrays:
-        return [copy_tree(entry) for entry in entries]
-    target = _largest([entry.shape for entry in entries])
-    return [_place([entry], target, 0, pad) for entry in entries]
-
-
-def _join_arrays(parts: Sequence[Any], axis: int, pad: float | None) -> Any:
-    shapes = [tuple(part.shape) for part in parts]
-    if len({len(shape) for shape in shapes}) > 1 or len(shapes[0]) <= axis or len({part.dtype for part in parts}) > 1:
-        raise NotJoinable(f"parts of different ranks or dtypes: {[(p.dtype, tuple(p.shape)) for p in parts]}")
-    others = {shape[:axis] + shape[axis + 1 :] for shape in shapes}
-    if pad is None and len(others) > 1:
-        raise NotJoinable(f"parts of unequal sizes: {shapes}")
-    target = list(_largest(shapes))
-    target[axis] = sum(shape[axis] for shape in shapes)
-    return _place(parts, tuple(target), axis, pad)
-
-
-def _fill(whole: Any, pad: Any) -> None:
-    try:
-        whole[...] = pad
-    except (OverflowError, RuntimeError, ValueError):
-        raise NotJoinable(f"{pad!r} is no value of {whole.dtype} to pad with") from None
-
-
-def _largest(shapes: Sequence[Any]) -> tuple[int, ...]:
-    if len({len(shape) for shape in shapes}) > 1:
-        raise NotJoinable(f"parts of different ranks: {[tuple(shape) for shape in shapes]}")
-    return tuple(max(dims) for dims in zip(*shapes, strict=True))
-
-
-def _place(parts: Sequence[Any], target: tuple[int, ...], axis: int, pad: float | None) -> Any:
-    """Write each part once, straight into its place in a new array of the shape ``target``."""
-    first = parts[0]
-    padded = sum(math.prod(part.shape) for part in parts) < math.prod(target)
-    whole = first.new_empty(target) if is_tensor(first) else np.empty(target, dtype=first.dtype)
-    if padded:
-        _fill(whole, pad)
-    start = 0
-    for part in parts:
-        place = [slice(0, size) for size in part.shape]
-        if len(place):
-            place[axis] = slice(start, start + part.shape[axis])
-            start += part.shape[axis]
-        whole[tuple(place)] = part
-    return whole

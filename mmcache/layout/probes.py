@@ -17,11 +17,15 @@ _PICTURES = (
     (64, 48, "black"), (80, 80, "grey"), (720, 700, "noise"), (380, 1200, "noise"),
 )  # fmt: skip
 
-# The batches that a layout is found on and tried on: equal sizes, repeats, both orders, unequal sizes, 2 to 5 images.
-BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7))
+# The batches that a layout is found on: equal sizes, repeats, both orders, unequal sizes, 2 to 5 images, large first.
+BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7), (8, 4))
 
-# The same for nested lists: one image each, unequal numbers in both orders, several images in one sample.
+# The one that it is held to afterwards: large pictures among small ones, twice, in an order of its own.
+HELD_OUT = (6, 7, 3, 8, 7, 1)
+
+# The same for nested lists: one image each, unequal numbers in both orders, several images in one sample, repeats.
 NESTED_BATCHES = (((0,),), ((0,), (1,)), ((0, 2), (3,)), ((4,), (0, 1)), ((3, 2, 0),), ((5,), (7, 0), (2,)))
+NESTED_HELD_OUT = ((8, 6), (1,), (6, 7, 3), (4,))
 
 
 def trait_of(source: Any) -> Trait:

@@ -7,18 +7,17 @@ so, and every such call goes to the plain processor.
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from mmcache.errors import NotJoinable
-from mmcache.items.item import NotStorable, freeze, is_tensor
+from mmcache.items.item import NotStorable, freeze
+from mmcache.layout.candidates import Unexplained, find_fields
 from mmcache.layout.compare import difference
-from mmcache.layout.fields import Batched, Field, Layout, Nested, Padded, Same
+from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import outline
-from mmcache.layout.probes import BATCHES, NESTED_BATCHES, probes_like, size_of
+from mmcache.layout.probes import BATCHES, HELD_OUT, NESTED_BATCHES, NESTED_HELD_OUT, probes_like, size_of
 from mmcache.randomness import random_states
 
 Form = Literal["one", "flat", "nested"]
@@ -29,6 +28,9 @@ RUNS_TO_BE_SURE = 3
 # The reason of a verdict on a processor that does.
 DRAWS = "it draws random numbers"
 
+# A batch of images (or of samples) by the numbers of their pictures.
+_Batch = Sequence[Any]
+
 # With fewer small pictures than this that a processor accepts, nothing is proved.
 _FEWEST_PROBES = 3
 
@@ -38,12 +40,14 @@ class Verdict:
     """How a trial ended: a layout that was tried to be exact (none is needed for a single image), or a reason.
 
     ``steady_geometry`` says that images of one size had outputs of one shape, so that a size's geometry may be
-    remembered.
+    remembered. ``alone`` says that a list of one image may be served whatever the reason, which is then one against
+    batches only.
     """
 
     reason: str = ""
     layout: Layout | None = None
     steady_geometry: bool = False
+    alone: bool = False
 
     @property
     def served(self) -> bool:
@@ -68,10 +72,15 @@ def try_processor(call: Callable[[Any], Any], source: Any, form: Form) -> Verdic
             for (probe, one), (twin, other) in itertools.combinations(singles, 2)
             if size_of(probe) == size_of(twin)
         )
-        layout = _try_batches(call, singles, form) if form != "one" else None
     except (_Disagreement, NotStorable) as found:
         return Verdict(reason=str(found))
-    return Verdict(layout=layout, steady_geometry=steady)
+    if form == "one":
+        return Verdict(steady_geometry=steady)
+    try:
+        return Verdict(layout=_try_batches(call, singles, form), steady_geometry=steady)
+    except (_Disagreement, Unexplained, NotStorable) as found:
+        alone = form == "flat" and str(found) != DRAWS
+        return Verdict(reason=str(found), steady_geometry=steady and alone, alone=alone)
 
 
 def watched(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -128,40 +137,87 @@ def _agree(expected: Any, found: Any, what: str) -> None:
 
 
 def _try_batches(call: Callable[[Any], Any], singles: Sequence[tuple[Any, Any]], form: Form) -> Layout:
-    """Find the fields that explain every batch, and the fields of samples for nested lists."""
-    batches = [batch for batch in BATCHES if max(batch) < len(singles)]
-    tried = [([singles[i][1] for i in batch], _outcome(call, [singles[i][0] for i in batch])) for batch in batches]
-    layout = Layout(_find_fields(tried, (Batched(), *_pads(Padded, tried), *_pads(Nested, tried), Same())))
-    for outputs, expected in tried:
+    """Find the fields that explain every batch, and the fields of samples for nested lists.
+
+    The fields are found on some batches and held to one more, that nobody has looked at before.
+    """
+    tried = [_run(call, singles, batch) for batch in BATCHES if max(batch) < len(singles)]
+    layout = Layout(find_fields([*(([output], output) for _, output in singles), *tried], flat=True))
+    kept_back = _run(call, singles, [i for i in HELD_OUT if i < len(singles)])
+    for outputs, expected in (*tried, kept_back):
         _same_outcome(lambda outputs=outputs: layout.join(outputs), expected, f"a batch of {len(outputs)}")  # type: ignore[misc]
     return _try_nested(call, singles, layout) if form == "nested" else layout
 
 
+def _run(call: Callable[[Any], Any], singles: Sequence[tuple[Any, Any]], batch: _Batch) -> tuple[list[Any], Any]:
+    """Return the outputs of a batch's pictures, and what the processor gives for the batch."""
+    return [singles[i][1] for i in batch], _outcome(call, [singles[i][0] for i in batch])
+
+
 def _try_nested(call: Callable[[Any], Any], singles: Sequence[tuple[Any, Any]], layout: Layout) -> Layout:
-    batches = [batch for batch in NESTED_BATCHES if max(map(max, batch)) < len(singles)]
-    outcomes = [_outcome(call, [[singles[i][0] for i in sample] for sample in batch]) for batch in batches]
-    flat = [[singles[i][1] for sample in batch for i in sample] for batch in batches]
-    counts = [[len(sample) for sample in batch] for batch in batches]
-    for candidate in (layout, _with_samples(layout, batches, singles, outcomes)):
+    """Return the layout with what nested lists need beyond it: nothing, fields of samples, or samples kept whole."""
+    batches = [_within(batch, len(singles)) for batch in (*NESTED_BATCHES, NESTED_HELD_OUT)]
+    outcomes = [_nested_outcome(call, singles, batch) for batch in batches]
+    disagreement: Exception | None = None
+    for attempt in (_joined_flat, _joined_by_samples, _joined_whole):
         try:
-            for outputs, count, expected in zip(flat, counts, outcomes, strict=True):
-                _same_outcome(
-                    lambda o=outputs, c=count: candidate.join_nested(o, c),  # type: ignore[misc]  # noqa: B023
-                    expected, f"a nested list of {count}",
-                )  # fmt: skip
-        except _Disagreement as found:
+            candidate, join = attempt(call, singles, layout, list(zip(batches, outcomes, strict=True)))
+            for batch, expected in zip(batches, outcomes, strict=True):
+                _same_outcome(lambda b=batch: join(b), expected, f"a nested list of {[len(s) for s in batch]}")  # type: ignore[misc] # noqa: B023
+        except (Unexplained, NotJoinable, _Disagreement) as found:
+            if str(found) == DRAWS:
+                raise
             disagreement = found
         else:
             return candidate
+    assert disagreement is not None, "there are attempts"
     raise disagreement
 
 
-def _with_samples(layout: Layout, batches: Any, singles: Any, outcomes: Sequence[Any]) -> Layout:
-    tried = [
-        ([layout.join([singles[i][1] for i in sample]) for sample in batch], outcome)
-        for batch, outcome in zip(batches, outcomes, strict=True)
-    ]
-    return Layout(layout.fields, _find_fields(tried, (Batched(), *_pads(Padded, tried), Same())))
+# A layout, and how it joins a batch of samples.
+_Attempt = tuple[Layout, Callable[[_Batch], Any]]
+
+
+def _joined_flat(_: Any, singles: Any, layout: Layout, __: Any) -> _Attempt:
+    """Nested lists are flat lists of their images."""
+    return layout, lambda batch: layout.join([singles[i][1] for sample in batch for i in sample])
+
+
+def _joined_by_samples(_: Any, singles: Any, layout: Layout, tried: Sequence[tuple[_Batch, Any]]) -> _Attempt:
+    """Images make samples as a flat list does, and samples make batches by fields of their own."""
+
+    def samples(batch: _Batch) -> list[Any]:
+        return [layout.join([singles[i][1] for i in sample]) for sample in batch]
+
+    fields = find_fields([(samples(batch), outcome) for batch, outcome in tried[:-1]], flat=False)
+    candidate = Layout(layout.fields, fields)
+    return candidate, lambda batch: candidate.join_samples(samples(batch))
+
+
+def _joined_whole(call: Any, singles: Any, layout: Layout, tried: Sequence[tuple[_Batch, Any]]) -> _Attempt:
+    """Images depend on the others of their sample, but samples do not depend on each other."""
+    known: dict[Any, Any] = {}
+
+    def samples(batch: _Batch) -> list[Any]:
+        for sample in batch:
+            if sample not in known:
+                known[sample] = _nested_outcome(call, singles, [sample])
+                if isinstance(known[sample], Exception):
+                    raise _Disagreement(f"a sample alone raises {type(known[sample]).__name__}")
+        return [known[sample] for sample in batch]
+
+    fields = find_fields([(samples(batch), outcome) for batch, outcome in tried[:-1]], flat=False)
+    candidate = Layout(layout.fields, fields, whole_samples=True)
+    return candidate, lambda batch: candidate.join_samples(samples(batch))
+
+
+def _within(batch: _Batch, count: int) -> _Batch:
+    """Return a nested batch without the pictures that are refused alone."""
+    return [sample for sample in (tuple(i for i in sample if i < count) for sample in batch) if sample]
+
+
+def _nested_outcome(call: Callable[[Any], Any], singles: Sequence[tuple[Any, Any]], batch: _Batch) -> Any:
+    return _outcome(call, [[singles[i][0] for i in sample] for sample in batch])
 
 
 def _outcome(call: Callable[[Any], Any], images: Any) -> Any:
@@ -184,49 +240,3 @@ def _same_outcome(join: Callable[[], Any], expected: Any, what: str) -> None:
     if isinstance(expected, Exception):
         raise _Disagreement(f"{what} raises {type(expected).__name__}, its images alone do not")
     _agree(expected, joined, f"{what} and its images alone")
-
-
-def _find_fields(tried: Sequence[tuple[Sequence[Any], Any]], candidates: Iterable[Field]) -> Mapping[str, Field]:
-    """Return, for each output, the first field that explains every batch that did not raise."""
-    tried = [(outputs, outcome) for outputs, outcome in tried if not isinstance(outcome, Exception)]
-    if not tried:
-        raise _Disagreement("no batch of the trial's small pictures runs")
-    if not hasattr(tried[0][1], "keys"):
-        return {"": _first_fitting("output", [(outputs, outcome) for outputs, outcome in tried], candidates)}
-    if any(list(output) != list(batch) for outputs, batch in tried for output in outputs):
-        raise _Disagreement("the names of the outputs depend on the batch")
-    return {
-        name: _first_fitting(name, [([o[name] for o in outputs], batch[name]) for outputs, batch in tried], candidates)
-        for name in tried[0][1]
-    }
-
-
-def _first_fitting(name: str, tried: Sequence[tuple[Sequence[Any], Any]], candidates: Iterable[Field]) -> Field:
-    for candidate in candidates:
-        try:
-            if not any(difference(expected, candidate.join(parts)) for parts, expected in tried):
-                return candidate
-        except NotJoinable:
-            continue
-    raise _Disagreement(f"no layout explains how {name!r} of a batch is made from single images")
-
-
-def _pads(kind: Callable[[float], Field], tried: Sequence[tuple[Sequence[Any], Any]]) -> list[Field]:
-    """Return padded fields for 0, 1 and every last element seen in a batch: padding is always at the end."""
-    lasts = (_last_element(leaf) for _, outcome in tried for leaf in _arrays(outcome))
-    values = dict.fromkeys(itertools.chain((0, 1), (last for last in lasts if last is not None)))
-    return [kind(value) for value in values]
-
-
-def _arrays(value: Any) -> Iterable[Any]:
-    if hasattr(value, "values") and not is_tensor(value):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for child in value:
-            yield from _arrays(child)
-    elif is_tensor(value) or isinstance(value, np.ndarray):
-        yield value
-
-
-def _last_element(array: Any) -> float | None:
-    return array.reshape(-1)[-1].item() if array.shape and min(array.shape) else None

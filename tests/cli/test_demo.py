@@ -134,7 +134,7 @@ def test_the_table_shows_both_ways_the_log_line_and_the_comparison(
     assert "runs on small pictures" in rows["trial, once"][1]
     for stage in ("add stage", "execute stage", "total"):
         assert rows[stage][0].endswith(" s")
-        assert "times as fast" in rows[stage][1]
+        assert "times as" in rows[stage][1]
     assert "3 images, 2 turns, Qwen2-VL (torchvision), one torch thread" in written.out
     log, end = written.out.splitlines()[-2:]
     assert log.startswith("mmcache[demo] ")

@@ -125,7 +125,8 @@ def test_a_library_decorator_around_foreign_code_hides_nothing() -> None:
 def test_code_of_a_library_counts_by_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     f = function("def f(i): return torch.cat and transformers.utils", torch=torch, transformers=transformers)
     before = encode(CodeIdentity(f).current())
-    monkeypatch.setattr(transformers, "__version__", "0.0.1")
+    # Not the name above: transformers replaces its module when an attribute is first asked for.
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "0.0.1")
     assert encode(CodeIdentity(f).current()) != before
 
 

@@ -174,6 +174,15 @@ def only_in_threes(images: Any) -> Any:
     return {"x": well_behaved(images)["x"] + (len(images_of(images)) >= 3)}
 
 
+def only_in_sixes(images: Any) -> Any:
+    return {"x": well_behaved(images)["x"] + (len(images_of(images)) == 6)}
+
+
+def picks_the_first(images: Any) -> Any:
+    widths = [image.size[0] for image in images_of(images)]
+    return {**well_behaved(images), "size": torch.tensor(widths).amax(0) if len(widths) < 6 else widths[0]}
+
+
 def sorts(images: Any) -> Any:
     x = well_behaved(images)["x"]
     return {"x": x[x[:, 0].argsort()]}
@@ -275,6 +284,8 @@ NASTY: dict[Callable[[Any], Any], str] = {
     count: "no layout explains how 'x'",
     order: "no layout explains how 'x'",
     only_in_threes: "no layout explains how 'x'",
+    only_in_sixes: "a batch of 6 and its images alone",
+    picks_the_first: "a batch of 6 and its images alone",
     sorts: "no layout explains how 'x'",
     drops_repeats: "no layout explains how 'x'",
     pads_at_the_front: "no layout explains how 'x'",
@@ -308,6 +319,84 @@ def test_a_nasty_processor_ends_with_a_verdict_that_says_why(processor: Callable
     assert found.layout is None
     assert NASTY[processor] in found.reason
     assert random_states() == before, "the generators are not as they were"
+
+
+ALONE = {
+    neighbours,
+    count,
+    order,
+    only_in_threes,
+    only_in_sixes,
+    widest_of_the_batch,
+    raises_in_batches,
+    names_by_count,
+}
+
+
+@pytest.mark.parametrize("processor", NASTY, ids=lambda processor: processor.__name__)
+def test_a_list_of_one_is_served_where_only_batches_are_the_trouble(processor: Callable[[Any], Any]) -> None:
+    warm.clear()
+    found = verdict(processor)
+    batches_only = processor in ALONE | {picks_the_first, sorts, drops_repeats, pads_at_the_front, names_by_size}
+    assert found.alone == batches_only
+    assert not found.alone or not found.served
+
+
+def samples_of(images: Any) -> list[list[Any]]:
+    nested = isinstance(images, list) and isinstance(images[0], list)
+    return images if nested else [[image] for image in images_of(images)]
+
+
+def company(images: Any) -> Any:
+    """Each image knows how many are in its sample."""
+    return {"x": torch.cat([corner(i) + len(sample) for sample in samples_of(images) for i in sample])}
+
+
+def company_beyond_the_sample(images: Any) -> Any:
+    x = company(images)["x"]
+    return {"x": x + (len(images) if isinstance(images, list) and isinstance(images[0], list) else 1)}
+
+
+def company_in_fours(images: Any) -> Any:
+    return {"x": company(images)["x"] + (len(images_of(images)) == 4 and isinstance(images[0], list))}
+
+
+def refuses_company(images: Any) -> Any:
+    if any(len(sample) > 1 for sample in samples_of(images)):
+        raise ValueError("one image in a sample")
+    return company(images)
+
+
+def test_images_that_depend_on_their_sample_are_served_as_whole_samples() -> None:
+    found = verdict(company, "nested")
+    assert found.layout == Layout({"x": Batched()}, {"x": Batched()}, whole_samples=True)
+    assert verdict(company).layout == Layout({"x": Batched()})
+
+
+@pytest.mark.parametrize(
+    ("processor", "reason"),
+    [
+        (company_beyond_the_sample, "no layout explains how 'x'"),
+        (company_in_fours, "a nested list of [2, 1, 3, 1] and its images alone"),
+        (refuses_company, "a sample alone raises ValueError"),
+    ],
+)
+def test_samples_that_depend_on_each_other_are_not_served(processor: Callable[[Any], Any], reason: str) -> None:
+    found = verdict(processor, "nested")
+    assert (found.served, found.alone) == (False, False)
+    assert reason in found.reason
+
+
+def draws_in_company(images: Any) -> Any:
+    if any(len(sample) > 1 for sample in samples_of(images)):
+        random.random()
+    return well_behaved([image for sample in samples_of(images) for image in sample])
+
+
+def test_random_numbers_in_samples_are_the_reason() -> None:
+    found = verdict(draws_in_company, "nested")
+    assert (found.served, found.alone, found.steady_geometry) == (False, False, False)
+    assert "random" in found.reason
 
 
 def test_a_well_behaved_processor_is_served_in_every_form() -> None:
