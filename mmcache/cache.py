@@ -25,7 +25,7 @@ from mmcache.forks import renew_in_children
 from mmcache.items import Item, NotStorable, freeze
 from mmcache.layout.book import Trials
 from mmcache.layout.compare import difference
-from mmcache.settings import Settings, resolve, resolve_secret
+from mmcache.settings import resolve, resolve_secret
 from mmcache.stats import CacheInfo, Outcome, Stats, debug_lookup, span
 from mmcache.tiers import MemoryTier
 from mmcache.verification import Verification
@@ -362,38 +362,6 @@ class Cache:
         Where it came from it is itself again; elsewhere, caches of equal settings that arrived are one.
         """
         settings = replace(self._settings, hasher=self.hasher.algorithm) if self._journey_name else self._settings
-        return (_arrived, (settings, self._journey_name))
+        from mmcache.processwide import arrived
 
-
-def default_cache(*, exposed: bool = False) -> Cache:
-    """Return the one cache of this process that everything uses which was given none; made at first use.
-
-    ``exposed``: others than its owner may choose the pictures (a server), so if it is made here, its digests are keyed.
-    """
-    known = _default.get("cache")
-    if known is not None and not known.closed:
-        return known
-    _default.pop("cache", None)
-    # Two threads that meet here agree on one of the two.
-    return _default.setdefault("cache", Cache(secret=resolve_secret(None) or os.urandom(32)) if exposed else Cache())
-
-
-_default: dict[str, Cache] = {}
-
-
-def _arrived(settings: Settings, token: bytes | None) -> Cache:
-    """Return what a cache that travelled becomes: itself, or the cache of this process for its settings."""
-    for known in (registry.find(token) if token else None, registry.find(settings)):
-        if isinstance(known, Cache) and not known.closed:
-            return known
-    cache = Cache(
-        settings.max_bytes, name=settings.name, namespace=settings.namespace, hasher=_affordable(settings.hasher),
-        log_interval=settings.log_interval, verify_rate=settings.verify_rate,
-    )  # fmt: skip
-    registry.name(cache, settings)
-    return cache
-
-
-def _affordable(hasher: str) -> str:
-    """Return the hasher that a cache had where it came from, unless it is no protection where a secret is set."""
-    return "auto" if hasher == "xxh3_128" else hasher
+        return (arrived, (settings, self._journey_name))

@@ -6,7 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from mmcache.cache import Cache, default_cache
+from mmcache.cache import Cache
 from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
 from mmcache.fingerprints import UndecodableSource, encode
@@ -14,6 +14,7 @@ from mmcache.fingerprints.code import CodeIdentity, is_method
 from mmcache.fingerprints.identity import modes, surroundings
 from mmcache.items import Item
 from mmcache.layout.fields import Field, Layout
+from mmcache.processwide import default_cache
 from mmcache.randomness import RandomStates, random_states
 from mmcache.stats import CacheInfo
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import cachetools
 
-from mmcache.cache import Cache, default_cache
+from mmcache.cache import Cache
 from mmcache.errors import BadArgument
 from mmcache.fingerprints import encode
 from mmcache.forks import renew_in_children
@@ -25,6 +25,7 @@ from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.geometry import filled, outline, summary
 from mmcache.layout.probes import size_of, trait_of
 from mmcache.processing import ImageCall, ProcessorCall
+from mmcache.processwide import default_cache
 from mmcache.tickets import Execution, Placeholder, Request, Ticket
 from mmcache.wrapping import takes_images, unwrap
 

@@ -11,11 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from mmcache.cache import Cache, default_cache
+from mmcache.cache import Cache
 from mmcache.errors import BadArgument, InUse
 from mmcache.fingerprints.identity import plain_class, slots_of
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.processing import ProcessorCall
+from mmcache.processwide import default_cache
 
 ProcessorT = TypeVar("ProcessorT")
 

@@ -20,8 +20,8 @@ import transformers
 from PIL import Image
 
 import mmcache
-from mmcache.cache import default_cache
 from mmcache.layout.compare import difference
+from mmcache.processwide import default_cache
 from tests.pictures import counted, picture
 
 A, B, C = picture(1), picture(2), picture(3, 64, 96)
@@ -414,7 +414,7 @@ def test_a_cache_that_travelled_back_is_itself_and_never_another_tenants() -> No
 
 
 def test_a_closed_process_wide_cache_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmcache.cache._default", {})
+    monkeypatch.setattr("mmcache.processwide._held", {})
     first = default_cache()
     first.close()
     assert default_cache() is not first
@@ -502,11 +502,11 @@ def test_there_is_one_process_wide_cache() -> None:
 
 
 def test_the_process_wide_cache_that_install_makes_has_keyed_digests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmcache.cache._default", {})
+    monkeypatch.setattr("mmcache.processwide._held", {})
     with mmcache.install() as installation:
         assert installation.cache is default_cache()
         assert installation.cache.hasher.algorithm in ("blake3", "sha256")
-    monkeypatch.setattr("mmcache.cache._default", {})
+    monkeypatch.setattr("mmcache.processwide._held", {})
     assert default_cache().hasher.algorithm == "xxh3_128"
 
 

@@ -62,7 +62,7 @@ def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[A
 def _image_like(source: Image.Image, height: int, width: int, content: str) -> Image.Image:
     rgba = Image.fromarray(_paint(height, width, content, 4))
     if source.mode == "P":
-        image = rgba.convert("RGB").quantize(64)
+        image = rgba.convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE)
     else:
         # Modes without a way from RGBA go over RGB; those without any raise, and the trial says so.
         image = rgba if source.mode == "RGBA" else rgba.convert("RGB")
