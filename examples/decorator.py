@@ -52,7 +52,7 @@ async def decode(data: bytes) -> Any:
     layout={
         "pixel_values": mmcache.layout.FlatFromSizes("image_grid_thw"),
         "image_grid_thw": mmcache.layout.Batched(),
-    }
+    },
 )
 def prepare_batch(images: list[Image.Image]) -> dict[str, torch.Tensor]:
     """The layout says how single outputs make a batch; only missing images are processed, in lists of one."""
