@@ -26,7 +26,7 @@ from mmcache.stats import CacheInfo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("--images", type=_folder, metavar="FOLDER", help="use the pictures of a folder, all of them")
-    parser.add_argument("--turns", type=_count, default=3, metavar="N", help="turns of the chat (default: 3)")
+    parser.add_argument("--turns", type=_count, default=10, metavar="N", help="turns of the chat (default: 10)")
     parser.add_argument("--max-bytes", type=_size, default="1GiB", metavar="SIZE", help="the budget (default: 1GiB)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="write a Chrome trace of the part with mmcache")
     parser.add_argument("--backend", choices=("torchvision", "pil"), help="default: torchvision where it is installed")
