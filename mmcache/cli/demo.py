@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mmcache
+from mmcache.cli.arguments import count, folder
 from mmcache.cli.pictures import Picture, carried_pictures, pictures_in
 from mmcache.cli.report import Report, as_json, as_table
 from mmcache.cli.scenario import Measurements, RealRuns, Way, follow, plain, with_stages
@@ -25,8 +26,8 @@ from mmcache.stats import CacheInfo
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("--images", type=_folder, metavar="FOLDER", help="use the pictures of a folder, all of them")
-    parser.add_argument("--turns", type=_count, default=10, metavar="N", help="turns of the chat (default: 10)")
+    parser.add_argument("--images", type=folder, metavar="FOLDER", help="use the pictures of a folder, all of them")
+    parser.add_argument("--turns", type=count, default=10, metavar="N", help="turns of the chat (default: 10)")
     parser.add_argument("--max-bytes", type=_size, default="1GiB", metavar="SIZE", help="the budget (default: 1GiB)")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="write a Chrome trace of the part with mmcache")
     parser.add_argument("--backend", choices=("torchvision", "pil"), help="default: torchvision where it is installed")
@@ -150,18 +151,6 @@ def _profiled(trace: Path | None) -> Iterator[None]:
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         yield
     profiler.export_chrome_trace(str(trace))
-
-
-def _folder(given: str) -> Path:
-    if not Path(given).is_dir():
-        raise argparse.ArgumentTypeError(f"{given!r} is no folder")
-    return Path(given)
-
-
-def _count(given: str) -> int:
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} is no number above 0")
-    return int(given)
 
 
 def _size(given: str) -> int:

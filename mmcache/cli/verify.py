@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import mmcache
+from mmcache.cli.arguments import count, folder
 from mmcache.cli.pictures import pictures_in
 from mmcache.wrapping import takes_images
 
@@ -25,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "processor", metavar="CLASS|FOLDER", help="a class of transformers, or a folder with preprocessor_config.json"
     )
-    parser.add_argument("--images", type=_folder, metavar="FOLDER", help="use the pictures of a folder, not noise")
-    parser.add_argument("--batches", type=_count, default=20, metavar="N", help="how many batches (default: 20)")
+    parser.add_argument("--images", type=folder, metavar="FOLDER", help="use the pictures of a folder, not noise")
+    parser.add_argument("--batches", type=count, default=20, metavar="N", help="how many batches (default: 20)")
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="other numbers make other batches (default: 0)"
     )
@@ -87,15 +88,3 @@ def _of_class(name: str) -> Any:
 
 def _note(skipped: str) -> None:
     print(f"mmcache verify: {skipped}", file=sys.stderr)
-
-
-def _folder(given: str) -> Path:
-    if not Path(given).is_dir():
-        raise argparse.ArgumentTypeError(f"{given!r} is no folder")
-    return Path(given)
-
-
-def _count(given: str) -> int:
-    if not given.isdecimal() or int(given) < 1:
-        raise argparse.ArgumentTypeError(f"{given!r} is no number above 0")
-    return int(given)
