@@ -206,8 +206,10 @@ class Cache:
     def _finish(self, call: Call, keys: Sequence[bytes], landed: _Landings, raws: dict[bytes, Any]) -> Any:
         if call.single and keys[0] in raws:
             # Computed here, for this caller alone: it gets what the processor gave, the store has a copy.
+            output = call.given(raws[keys[0]])
             self._check(landed, keys)
-            return raws[keys[0]]
+            converted = output is not raws[keys[0]] and isinstance(landed[keys[0]].value, Item)
+            return self._verified(call, keys, output, missed=False) if converted else output
         items = self._items(keys, landed)
         misses = [end.how == "miss" for end in landed.values()]
         with self._span("mmcache.miss" if all(misses) else "mmcache.hit"):

@@ -40,6 +40,9 @@ class Call(Protocol):
     def compute(self, position: int) -> Any:
         """Run the real processor on one image, within `processors_own`."""
 
+    def given(self, raw: Any) -> Any:
+        """Return what the processor gave for a single image in `compute` as its caller is to have it."""
+
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output, in fresh memory, from one item for each image."""
 

@@ -221,6 +221,9 @@ class _FunctionCall:
             raw = await function(*arguments.args, **arguments.kwargs)
         return self._checked(raw, position, before)
 
+    def given(self, raw: Any) -> Any:
+        return raw
+
     def join(self, items: Sequence[Item]) -> Any:
         if self._plan.layout is None:
             return items[0].thaw()

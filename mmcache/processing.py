@@ -10,10 +10,17 @@ from mmcache.cache import Cache
 from mmcache.calls import Bypass, ProcessorError, Unshared, processors_own
 from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
 from mmcache.fingerprints import encode, kind_of
-from mmcache.fingerprints.identity import RefusedOptions, describe_processor, has_foreign_code, plain_class
+from mmcache.fingerprints.identity import (
+    RefusedOptions,
+    asking_for_lists,
+    describe_processor,
+    has_foreign_code,
+    plain_class,
+)
 from mmcache.flight import computing
 from mmcache.items import Item
 from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.layout.conversion import KINDS
 from mmcache.layout.probes import probes_like, size_of, trait_of
 from mmcache.layout.scaling import scaled_down
 from mmcache.layout.trial import Form, Verdict, try_processor, watched
@@ -71,12 +78,16 @@ class ProcessorCall:
     def keys(self) -> list[bytes]:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
         images, self._options = self._bound()
+        self._made_with = self._options
         self.form, self.sources, self.counts = arranged(images, self._fetched)
         self.images = len(self.sources)
         self.single = self.form != "nested" and self.images == 1
         description = self._description()
         self.identity = self._identified(description)
         self.verdict = self._tried(description)
+        if self.verdict.conversion is not None:
+            self._made_with = {**self._options, "return_tensors": None}
+            self.identity = self._identified(asking_for_lists(description))
         self._units = self._samples() if self.whole_samples else self.sources
         self._keys = [self.key_of(unit) for unit in self._units]
         return self._keys
@@ -122,9 +133,13 @@ class ProcessorCall:
             return Unshared(raw, "random numbers were drawn while an image was processed")
         if self.key_of(source) != key:
             return Unshared(raw, "an image that was changed before it was processed", changed)
-        if self._identified(self._description()) != self.identity:
+        if self._identity_now() != self.identity:
             return Unshared(raw, "a processor, or its surroundings, changed before an image was processed")
         return raw
+
+    def _identity_now(self) -> bytes:
+        description = self._description()
+        return self._identified(description if self.verdict.conversion is None else asking_for_lists(description))
 
     def compute(self, position: int) -> Any:
         """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
@@ -133,24 +148,28 @@ class ProcessorCall:
         raw = self.process(unit if self.form == "one" else [unit])
         return self.checked(raw, unit, self._keys[position], before)
 
-    def process(self, images: Any) -> Any:
-        """Run the real processor with this call's options on these images."""
+    def process(self, images: Any, *, asked: bool = False) -> Any:
+        """Run the real processor on these images, for items or (``asked``) with the very options of this call."""
         with processors_own():
-            return self._original(self._processor, images, **self._options)
+            return self._original(self._processor, images, **(self._options if asked else self._made_with))
+
+    def given(self, raw: Any) -> Any:
+        """Return what `process` gave for one image as it was asked for, in the same memory where that can be."""
+        return converted(raw, self.verdict)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output in the form of the call."""
-        return items[0].thaw() if self.single else self.joined([item.value for item in items])
+        return self.given(items[0].thaw()) if self.single else self.joined([self.given(item.value) for item in items])
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None]:
         """Return the structures of the images, and how many there are, how large together and how nested."""
-        if self.single:
+        if self.single and self.verdict.conversion is None:
             return self.structures, None
         pixels = sum(math.prod(size_of(source)) for source in self.sources)
         return self.structures, (self.images, pixels.bit_length(), self.structures, tuple(self.counts))
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Join the outputs of all images, in the form of the call; raise `Bypass` for images that make no batch."""
+        """Join the outputs of all images, as `given` gives them; raise `Bypass` for images that make no batch."""
         if self.verdict.layout is None:
             assert self.single, "only a call with a single image has no layout"
             return outputs[0]
@@ -212,9 +231,10 @@ class ProcessorCall:
             if not verdict.served and not (self.single and verdict.alone):
                 raise Bypass(f"{plain_class(type(self._processor)).__name__}: {verdict.reason}")
             verdicts.append(verdict)
-        if any(verdict.layout != verdicts[0].layout for verdict in verdicts):
+        first = verdicts[0]
+        if any((other.layout, other.conversion) != (first.layout, first.conversion) for other in verdicts):
             raise Bypass("kinds of images that join differently, in one batch")
-        return verdicts[0]
+        return first
 
     def _verdict(self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]]) -> Verdict | None:
         if self._patience > 0 or self._cache.trials.begun(structure):
@@ -227,6 +247,9 @@ class ProcessorCall:
         """Return the trial on a copy of the processor, so that the caller's stays as it is."""
         # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
         twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
+        kind = options.get("return_tensors")
+        # Where the attribute says something else than None, None is an option that means something.
+        convertible = kind in KINDS and getattr(twin, "return_tensors", None) is None
 
         def run(processor: Any, options: dict[str, Any], images: Any) -> Any:
             with computing():
@@ -235,7 +258,8 @@ class ProcessorCall:
         def trial() -> Verdict:
             picture = probes_like(source)[0]
             small, fewer = scaled_down(twin, options, lambda p, o: watched(lambda images: run(p, o, images))(picture))
-            return try_processor(lambda images: run(small, fewer, images), source, form)
+            lists = functools.partial(run, small, {**fewer, "return_tensors": None}) if convertible else None
+            return try_processor(functools.partial(run, small, fewer), source, form, lists=lists, kind=kind)
 
         return trial
 
@@ -256,7 +280,7 @@ class ImageCall:
         """Run the real processor on a list of this image."""
         try:
             with computing():
-                return self.parent.process([self.source])
+                return self.parent.process([self.source], asked=True)
         except ProcessorError as own:
             failure = own.error
         raise failure
@@ -274,9 +298,21 @@ class ImageCall:
         raw = self.parent.process([self.source])
         return self.parent.checked(raw, self.source, self.key, before, source_changed())
 
+    def given(self, raw: Any) -> Any:
+        """Return what was computed as it was asked for."""
+        return self.parent.given(raw)
+
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output of a list of this image."""
-        return items[0].thaw()
+        return self.given(items[0].thaw())
+
+
+def converted(raw: Any, verdict: Verdict) -> Any:
+    """Return an item's output as it was asked for; raise `Bypass` if that cannot be."""
+    try:
+        return raw if verdict.conversion is None else verdict.conversion.apply(raw)
+    except NotJoinable:
+        raise Bypass("an image of whose outputs no tensors can be made") from None
 
 
 def arranged(images: Any, fetched: Callable[[str], Any]) -> tuple[Form, list[Any], list[int]]:

@@ -24,6 +24,7 @@ from mmcache.forks import renew_in_children
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.geometry import filled, outline, summary
 from mmcache.layout.probes import size_of, trait_of
+from mmcache.layout.trial import Verdict
 from mmcache.processing import ImageCall, ProcessorCall
 from mmcache.processwide import default_cache
 from mmcache.tickets import Execution, Placeholder, Request, Ticket
@@ -226,9 +227,9 @@ class Stages:
     def _ticket(
         self, key: bytes | None, source: Any, options: dict[str, Any], outlined: Any, call: ProcessorCall | None
     ) -> Ticket:
-        layout, identity = (call.verdict.layout, call.identity) if call is not None else (None, None)
+        verdict, identity = (call.verdict, call.identity) if call is not None else (Verdict(), None)
         ticket = Ticket(
-            key, source, options, summary(outlined), layout,
+            key, source, options, summary(outlined), verdict,
             identity=identity, origin=self._cache.token, carry_source=self._carry_source,
         )  # fmt: skip
         ticket.made_by = self._made_by
@@ -249,7 +250,7 @@ class Stages:
             known = self._geometries.get(of_size)
         if known is not None and self._pixels != "now" and part.key not in self._cache.memory:
             return known
-        outlined = outline(self._cache.items(part)[0].value)
+        outlined = outline(part.given(self._cache.items(part)[0].value))
         if part.parent.verdict.steady_geometry:
             with self._lock:
                 self._geometries[of_size] = outlined

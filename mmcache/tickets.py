@@ -11,10 +11,10 @@ from mmcache.calls import Bypass
 from mmcache.errors import ItemGone, NotEncodable, NotJoinable
 from mmcache.fingerprints import encode, kind_of
 from mmcache.items import Item, is_tensor
-from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import outline, summary
 from mmcache.layout.probes import size_of
-from mmcache.processing import ImageCall, ProcessorCall, source_changed
+from mmcache.layout.trial import Verdict
+from mmcache.processing import ImageCall, ProcessorCall, converted, source_changed
 
 
 class Ticket:
@@ -32,7 +32,7 @@ class Ticket:
         source: Any,
         options: dict[str, Any],
         geometry: dict[str, Any],
-        layout: Layout | None,
+        verdict: Verdict,
         *,
         identity: bytes | None,
         origin: bytes,
@@ -40,7 +40,7 @@ class Ticket:
     ) -> None:
         """Made by `Stages.add`."""
         self.key, self.source, self.options = key, source, options
-        self.geometry, self.layout = geometry, layout
+        self.geometry, self.verdict = geometry, verdict
         self.num_tokens: int | None = None
         self.made_by = ""
         self.structures: tuple[bytes, ...] = ()
@@ -138,7 +138,7 @@ class Execution:
         call = self._call([ticket.source], ticket.options)
         (key,) = call.keys()
         self._check_source(ticket, call)
-        ticket.layout = call.verdict.layout
+        ticket.verdict = call.verdict
         return ImageCall(call, 0, key)
 
     def _check_source(self, ticket: Ticket, call: ProcessorCall) -> None:
@@ -155,27 +155,34 @@ class Execution:
             raise Bypass("an item that was evicted just before its use")
         return self._part(ticket).compute(0)
 
+    def given(self, raw: Any) -> Any:
+        """Return what was computed for a single ticket as tensors."""
+        return converted(raw, self._tickets[0].verdict)
+
     def join(self, items: Sequence[Item]) -> Any:
         """Join the items as the processor would, having compared them with what their sizes promised."""
-        for ticket, item in zip(self._tickets, items, strict=True):
-            if summary(outline(item.value)) != ticket.geometry:
+        values = [converted(item.value, ticket.verdict) for ticket, item in zip(self._tickets, items, strict=True)]
+        for ticket, value in zip(self._tickets, values, strict=True):
+            if summary(outline(value)) != ticket.geometry:
                 self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
-        return items[0].thaw() if self.single else self._joined([item.value for item in items])
+        return self.given(items[0].thaw()) if self.single else self._joined(values)
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
         """Return that of the plain call, where one call gives the same: all sources here, all options equal."""
         tickets = self._tickets
         structures = tickets[0].structures
         alike = structures and all(ticket.source is not None for ticket in tickets)
-        if self.single or not alike or not _all_equal([ticket.options for ticket in tickets]):
+        if (self.single and tickets[0].verdict.conversion is None) or not alike:
+            return None
+        if not _all_equal([ticket.options for ticket in tickets]):
             return None
         pixels = sum(math.prod(size_of(ticket.source)) for ticket in tickets)
         return structures, (self.images, pixels.bit_length(), tuple(ticket.structures for ticket in tickets))
 
     def _joined(self, outputs: Sequence[Any]) -> Any:
-        layout = self._tickets[0].layout
-        if layout is None or any(ticket.layout != layout for ticket in self._tickets):
+        layout = self._tickets[0].verdict.layout
+        if layout is None or any(ticket.verdict.layout != layout for ticket in self._tickets):
             raise Bypass("tickets whose images join differently")
         try:
             return layout.join(outputs)
@@ -192,7 +199,7 @@ class Execution:
             self._check_source(ticket, call)
         if self.single or _all_equal([ticket.options for ticket in tickets]):
             return self._call([ticket.source for ticket in tickets], tickets[0].options).plain()
-        if (layout := tickets[0].layout) is None:
+        if (layout := tickets[0].verdict.layout) is None:
             raise NotJoinable(
                 "these tickets have different options, and their processor's batches are not joined from single "
                 "images: execute them one by one"

@@ -1,12 +1,13 @@
 """Hugging Face processors: `wrap` one, or `install` the cache under all of them.
 
-Both replace ``preprocess``, which every way of calling a processor ends in: `wrap` on a subclass made for one object
-(so that its attributes, its dict and its files know nothing of it), `install` on the classes themselves.
+Both replace ``preprocess``, which every way of calling a processor ends in: `wrap` on a subclass, whose objects keep
+their cache in a slot (so that their attributes, dicts and files know nothing of it), `install` on the classes themselves.
 """
 
 import copy
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ from mmcache.processing import ProcessorCall
 from mmcache.processwide import default_cache
 
 ProcessorT = TypeVar("ProcessorT")
+
+# The slot in which the object of a wrapped class has its cache.
+_CACHE = "__mmcache_cache__"
 
 _ACCEPTED = "a Hugging Face image processor (an instance), or a Processor with one as .image_processor"
 
@@ -41,8 +45,9 @@ def wrap(processor: ProcessorT, cache: Cache | None = None) -> ProcessorT:
     if not isinstance(cache, Cache):
         raise BadArgument("cache", cache, "an mmcache.Cache, or None for the process-wide one")
     if takes_images(type(processor)):
-        plain = plain_class(type(processor))
-        return _as_class(processor, _wrapped_class(plain, cache))
+        wrapped = _as_class(processor, _wrapped_class(plain_class(type(processor))))
+        setattr(wrapped, _CACHE, cache)
+        return wrapped
     if takes_images(type(getattr(processor, "image_processor", None))):
         twin = copy.copy(processor)
         twin.image_processor = wrap(twin.image_processor, cache)  # type: ignore[attr-defined]
@@ -84,22 +89,37 @@ def _as_class(processor: ProcessorT, cls: type) -> ProcessorT:
     return twin
 
 
-def _wrapped_class(plain: type, cache: Cache) -> type:
-    """Make the subclass that looks images up; by name, module and documentation it is the plain class."""
+def _wrapped_class(plain: type) -> type:
+    """Return the subclass that looks images up; by name, module and documentation it is the plain class."""
+    subclasses: list[type] = plain.__subclasses__()
+    made = next((subclass for subclass in subclasses if _CACHE in vars(subclass)), None)
+    wrapped = made if made is not None else _new_wrapped_class(plain)
+    _let_datasets_see_the_plain_one(wrapped)
+    return wrapped
 
+
+def _new_wrapped_class(plain: type) -> type:
     def reduce(self: Any, protocol: Any) -> Any:
         # Somebody's subclass of this class is not what `wrap` makes, and travels (or does not) like any other.
-        own = "__mmcache_plain__" in vars(type(self))
-        return (wrap, (unwrap(self), cache)) if own else object.__reduce_ex__(self, protocol)
+        own = _CACHE in vars(type(self))
+        return (wrap, (unwrap(self), getattr(self, _CACHE))) if own else object.__reduce_ex__(self, protocol)
 
-    def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+    def original(self: Any, *args: Any, **options: Any) -> Any:
         # Looked up now: somebody may patch the plain class at any time, and then means us too.
         return plain.preprocess(self, *args, **options)  # type: ignore[attr-defined]
 
+    @functools.wraps(plain.preprocess)  # type: ignore[attr-defined]
+    def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+        cache = getattr(self, _CACHE, None)
+        if cache is None:
+            return original(self, *args, **options)
+        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS))
+
+    preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
     members = {
-        "preprocess": functools.wraps(plain.preprocess)(_served(preprocess, cache, PATIENCE_SECONDS)),  # type: ignore[attr-defined]
+        "preprocess": preprocess,
         "__mmcache_plain__": plain,
-        "__mmcache_cache__": cache,
+        "__slots__": (_CACHE,),
         "__reduce_ex__": reduce,
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
@@ -108,12 +128,29 @@ def _wrapped_class(plain: type, cache: Cache) -> type:
     return type(plain)(plain.__name__, (plain,), members)
 
 
-def _served(original: Callable[..., Any], cache: Cache, patience: float) -> Callable[..., Any]:
-    """Return ``preprocess`` as it looks with the cache in front of it."""
+def _let_datasets_see_the_plain_one(wrapped: type) -> None:
+    """Have the fingerprints of ``datasets`` be those of the plain processor, so that its caches stay valid.
+
+    They are digests of what its own pickler gives; whoever loads ``datasets`` only after `wrap` gets others.
+    """
+    picklers = sys.modules.get("datasets.utils._dill")
+    if picklers is None or wrapped in picklers.Pickler.dispatch:
+        return
+
+    @picklers.pklregister(wrapped)  # type: ignore[untyped-decorator]
+    def save(pickler: Any, processor: Any) -> None:
+        plain = unwrap(processor)
+        pickler.save(plain)
+        # Where the processor comes up again, its pickler finds it as it would have found the plain one.
+        pickler.memo[id(processor)] = pickler.memo[id(plain)]
+
+
+def _served(original: Callable[..., Any], cache: Cache) -> Callable[..., Any]:
+    """Return ``preprocess`` as it looks with the cache of an installation in front of it: nobody waits for a trial."""
 
     @functools.wraps(original)
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
-        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=patience))
+        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
     return preprocess
@@ -145,7 +182,7 @@ class Installation:
             return
         with self._lock:
             if not self._closed:
-                served = _served(original, self.cache, patience=0.0)
+                served = _served(original, self.cache)
                 self._patched[cls] = (original, served)
                 cls.preprocess = served  # type: ignore[attr-defined]
 

@@ -6,9 +6,10 @@ equal spellings are equal. It is computed from live state at each call, since at
 """
 
 import functools
+import inspect
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -22,7 +23,7 @@ _INERT = frozenset({"_valid_kwargs_names", "_processor_class", "_auto_class", "i
 # What mmcache and Python put on the class of a wrapped processor.
 _OWN_MEMBERS = frozenset(
     {
-        "preprocess", "__reduce_ex__", "__mmcache_plain__", "__mmcache_cache__", "__module__", "__qualname__", "__doc__",
+        "preprocess", "__reduce_ex__", "__mmcache_plain__", "__mmcache_cache__", "__slots__", "__module__", "__qualname__", "__doc__",
         "__abstractmethods__", "_abc_impl", "__slotnames__", "__firstlineno__", "__static_attributes__",
     }
 )  # fmt: skip
@@ -48,6 +49,14 @@ def describe_processor(processor: Any, options: Mapping[str, Any]) -> tuple[Any,
             cls.__qualname__, "methods were put on the class of a wrapped processor; patch its own class"
         )
     return (_identity_of(plain_class(cls)).current(), _canonical(_effective(processor, options)), surroundings())
+
+
+def asking_for_lists(description: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the description of the same call with ``return_tensors=None``, of a processor without that attribute."""
+    code, effective, around = description
+    asked = {name: {**value, "return_tensors": None} for name, value in effective.items()}
+    asked["state"].pop("return_tensors")
+    return code, asked, around
 
 
 def slots_of(processor: Any) -> dict[str, Any]:
@@ -85,10 +94,12 @@ def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     standardize = getattr(processor, "_standardize_kwargs", None)
     if names is None or standardize is None:
         return {"state": state, "options": dict(options)}
-    # An option that is given as None is given: it means off, not the attribute.
-    given = {**{name: getattr(processor, name, None) for name in names}, **options}
+    cls = plain_class(type(processor))
+    # An option that is given as None is given: it means off, not the attribute. One that is not given is the attribute,
+    # or what the signature says (in transformers 5.24 Emu3's do_pad, and return_tensors of TimmWrapper).
+    unasked = {name: getattr(processor, name, None) for name in names} | _own_defaults(cls)
     try:
-        effective = standardize(**given)
+        effective = standardize(**{**unasked, **options})
     except Exception as refused:
         raise RefusedOptions(str(refused)) from refused
     # An attribute that differs from the option in its place stays in the state: a few processors read it all the same
@@ -96,7 +107,24 @@ def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for name in names:
         if name not in options or _alike(state.get(name), effective.get(name)):
             state.pop(name, None)
-    return {"state": state, "options": effective}
+    described = {"state": state, "options": effective}
+    # Code of others may tell an option that is given from one that is not, and a spelling from another.
+    return described | {"given": dict(options)} if has_foreign_code(cls) else described
+
+
+def _own_defaults(cls: type) -> dict[str, Any]:
+    """Return the options that ``preprocess`` has values of its own for, so that an attribute is not asked."""
+    own: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if (method := vars(base).get("preprocess")) is not None:
+            own.update(_defaults_of(method))
+    return {name: default for name, default in own.items() if default is not None}
+
+
+@functools.lru_cache(maxsize=4096)
+def _defaults_of(method: Callable[..., Any]) -> dict[str, Any]:
+    parameters = inspect.signature(method).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty}
 
 
 def _alike(attribute: Any, option: Any) -> bool:

@@ -15,6 +15,7 @@ from mmcache.errors import NotJoinable
 from mmcache.items.item import NotStorable, freeze
 from mmcache.layout.candidates import Unexplained, find_fields
 from mmcache.layout.compare import difference
+from mmcache.layout.conversion import Conversion, find_conversion
 from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import outline
 from mmcache.layout.probes import BATCHES, HELD_OUT, NESTED_BATCHES, NESTED_HELD_OUT, probes_like, size_of
@@ -41,13 +42,14 @@ class Verdict:
 
     ``steady_geometry`` says that images of one size had outputs of one shape, so that a size's geometry may be
     remembered. ``alone`` says that a list of one image may be served whatever the reason, which is then one against
-    batches only.
+    batches only. With a ``conversion`` items are those of ``return_tensors=None``.
     """
 
     reason: str = ""
     layout: Layout | None = None
     steady_geometry: bool = False
     alone: bool = False
+    conversion: Conversion | None = None
 
     @property
     def served(self) -> bool:
@@ -59,10 +61,13 @@ class _Disagreement(Exception):
     """A comparison that failed; its text becomes the verdict's reason."""
 
 
-def try_processor(call: Callable[[Any], Any], source: Any, form: Form) -> Verdict:
+def try_processor(
+    call: Callable[[Any], Any], source: Any, form: Form, *, lists: Callable[[Any], Any] | None = None, kind: Any = None
+) -> Verdict:
     """Try ``call(images)`` (a processor with its options) on pictures like ``source``, in one form of ``images``.
 
-    The random generators are left as they were.
+    ``kind`` is the ``return_tensors`` among its options, ``lists`` the same call without it, if its outputs may be made
+    from that one's. The random generators are left as they were.
     """
     call = watched(call)
     try:
@@ -74,13 +79,18 @@ def try_processor(call: Callable[[Any], Any], source: Any, form: Form) -> Verdic
         )
     except (_Disagreement, NotStorable) as found:
         return Verdict(reason=str(found))
+    conversion = _try_conversion(watched(lists), kind, singles, form) if lists is not None else None
     if form == "one":
-        return Verdict(steady_geometry=steady)
+        return Verdict(steady_geometry=steady, conversion=conversion)
     try:
-        return Verdict(layout=_try_batches(call, singles, form), steady_geometry=steady)
+        layout = _try_batches(call, singles, form)
+        # Whole samples were not converted here.
+        return Verdict(layout=layout, steady_geometry=steady, conversion=None if layout.whole_samples else conversion)
     except (_Disagreement, Unexplained, NotStorable) as found:
         alone = form == "flat" and str(found) != DRAWS
-        return Verdict(reason=str(found), steady_geometry=steady and alone, alone=alone)
+        return Verdict(
+            reason=str(found), steady_geometry=steady and alone, alone=alone, conversion=conversion if alone else None
+        )
 
 
 def watched(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -129,6 +139,20 @@ def _try_singles(call: Callable[[Any], Any], probes: Sequence[Any], form: Form) 
     if form != "one":
         _agree(singles[0][1], call(probes[0]), "an image alone and in a list of one")
     return singles
+
+
+def _try_conversion(
+    lists: Callable[[Any], Any], kind: Any, singles: Sequence[tuple[Any, Any]], form: Form
+) -> Conversion | None:
+    """Return how the outputs of single images are made from those without ``return_tensors``, if they are."""
+    wrapped = (lambda probe: probe) if form == "one" else (lambda probe: [probe])
+    try:
+        pairs = [(lists(wrapped(probe)), output) for probe, output in singles]
+        if form != "one":
+            _agree(pairs[0][0], lists(singles[0][0]), "an image alone and in a list of one")
+    except Exception:  # noqa: BLE001 - it is not for this processor; what was asked for has been tried
+        return None
+    return find_conversion(kind, pairs)
 
 
 def _agree(expected: Any, found: Any, what: str) -> None:

@@ -96,3 +96,24 @@ def test_calls_and_wrapping_again_change_no_fingerprint(cache: mmcache.Cache) ->
     assert datasets.fingerprint.Hasher.hash(processing(mmcache.wrap(plain, cache))) == before
     other = transformers.CLIPImageProcessor(size={"shortest_edge": 30}, crop_size=CROP)
     assert datasets.fingerprint.Hasher.hash(processing(mmcache.wrap(other, cache))) != before
+
+
+@pytest.mark.parametrize("secret", [None, "of one tenant"])
+@pytest.mark.parametrize("backend", ["", "Pil"], ids=["torchvision", "pil"])
+def test_the_fingerprint_is_that_of_the_plain_processor(backend: str, secret: str | None) -> None:
+    plain = getattr(transformers, "CLIPImageProcessor" + backend)(size=SIZE, crop_size=CROP)
+    hashed = datasets.fingerprint.Hasher.hash
+    with mmcache.Cache("64MiB", name="fingerprints", secret=secret) as cache:
+        wrapped = mmcache.wrap(plain, cache)
+        wrapped([picture(1), picture(2)], return_tensors="np")
+        assert hashed(wrapped) == hashed(plain)
+        assert hashed(processing(wrapped)) == hashed(processing(plain))
+        assert hashed([wrapped, wrapped, {"again": wrapped}]) == hashed([plain, plain, {"again": plain}])
+        assert hashed(processing(wrapped)) != hashed(processing(type(plain)(size={"shortest_edge": 30}, crop_size=CROP)))
+
+
+def test_the_fingerprint_of_a_whole_processor_is_that_of_the_plain_one(tiny_qwen2_vl: tuple[Any, Any]) -> None:
+    plain, _ = tiny_qwen2_vl
+    with mmcache.Cache("64MiB", name="fingerprints") as cache:
+        wrapped = mmcache.wrap(plain, cache)
+        assert datasets.fingerprint.Hasher.hash(processing(wrapped)) == datasets.fingerprint.Hasher.hash(processing(plain))

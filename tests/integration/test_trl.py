@@ -71,7 +71,7 @@ def trained(processor: Any, model: Any, folder: Path) -> tuple[list[dict[str, An
 
 
 @pytest.mark.filterwarnings("ignore")  # what trainers warn of at their setup is theirs
-def test_grpo_processes_each_picture_once_for_each_kind_of_output_and_learns_the_same_to_the_bit(
+def test_grpo_processes_each_picture_once_and_learns_the_same_to_the_bit(
     tmp_path: Path,
     tiny_qwen2_vl_module: ModuleType,
     tiny_qwen2_vl: tuple[Any, Any],
@@ -83,16 +83,19 @@ def test_grpo_processes_each_picture_once_for_each_kind_of_output_and_learns_the
     results: dict[str, Any] = {}
     with mmcache.Cache("256MiB", name="trl", verify_rate=0) as cache:
         for how, made in (("plain", copy.deepcopy(processor)), ("wrapped", mmcache.wrap(processor, cache))):
+            original = transformers.Qwen2VLImageProcessor.preprocess
             with tiny_qwen2_vl_module.counted_runs(transformers.Qwen2VLImageProcessor, PICTURES) as counts:
+                # Invisible to the identity of the class: code from outside transformers may tell None from nothing.
+                transformers.Qwen2VLImageProcessor.preprocess.__mmcache_original__ = original
                 transformers.set_seed(7)
                 results[how] = trained(made, copy.deepcopy(model), tmp_path / how)
             runs[how] = Counter(counts)
         info = cache.cache_info()
 
     assert runs["plain"].total() == len(PICTURES) * GENERATIONS * 2 * STEPS == 32
-    # The trainer asks for lists when it generates and for tensors when it learns: two outputs of each picture.
-    assert runs["wrapped"] == dict.fromkeys(PICTURES, 2)
-    assert info.misses == 2 * len(PICTURES)
+    # The trainer asks for lists when it generates and for tensors when it learns: both are made of one item.
+    assert runs["wrapped"] == dict.fromkeys(PICTURES, 1)
+    assert info.misses == len(PICTURES)
     assert info.bypassed == 0, info.bypass_reasons
     assert info.errors == 0
     logged, weights = results["plain"]
