@@ -9,14 +9,16 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from mmcache.cache import Cache
 from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
-from mmcache.fingerprints import UndecodableSource, encode
+from mmcache.fingerprints import UndecodableSource, encode, handling
 from mmcache.fingerprints.code import CodeIdentity, is_method
-from mmcache.fingerprints.identity import modes, surroundings
+from mmcache.fingerprints.identity import RefusedOptions, describe_processor, modes, surroundings
 from mmcache.items import Item
+from mmcache.layout.arrays import is_array
 from mmcache.layout.fields import Field, Layout
 from mmcache.processwide import default_cache
 from mmcache.randomness import RandomStates, random_states
 from mmcache.stats import CacheInfo
+from mmcache.wrapping import takes_images
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -190,10 +192,10 @@ class _FunctionCall:
         self._sources = self._listed(arguments.pop(plan.source))
         self.images = len(self._sources)
         try:
-            described = (plan.identity(), _in_order(self._others(arguments)), surroundings(), modes())
+            described = (plan.identity(), _as_seen(self._others(arguments)), surroundings(), modes())
             self._identity = self._cache.hasher.digest(encode(described))
             self._keys = [self._key(source) for source in self._sources]
-        except (NotEncodable, NotIdentifiable, UnsupportedSource) as refused:
+        except (NotEncodable, NotIdentifiable, RefusedOptions, UnsupportedSource) as refused:
             raise Bypass(f"{plan.name}: {refused}") from None
         if (verdict := self._cache.trials.known(self._identity)) is not None:
             raise Bypass(f"{plan.name}: {verdict.reason}")
@@ -277,8 +279,12 @@ class _FunctionCall:
             return None
 
 
-def _in_order(value: Any) -> Any:
-    """Make the order of dicts count, at any depth: a function may go through them."""
+def _as_seen(value: Any) -> Any:
+    """Make all count that a function can see, at any depth: the order of dicts, strides, an image processor's state."""
     if type(value) is dict:
-        return ("dict", [(name, _in_order(member)) for name, member in value.items()])
-    return type(value)(map(_in_order, value)) if type(value) in (list, tuple) else value
+        return ("dict", [(name, _as_seen(member)) for name, member in value.items()])
+    if is_array(value):
+        return ("array", value, handling(value))
+    if takes_images(type(value)):
+        return ("image processor", *describe_processor(value, {}))
+    return type(value)(map(_as_seen, value)) if type(value) in (list, tuple) else value

@@ -876,3 +876,35 @@ def test_a_layout_that_is_none_is_refused_when_decorated(layout: Any) -> None:
 def test_a_version_is_a_text() -> None:
     with pytest.raises(mmcache.BadArgument, match="a text"):
         mmcache.cached(version=1)(lambda image: image)  # type: ignore[call-overload]
+
+
+def test_the_strides_of_an_argument_are_part_of_it(cache: mmcache.Cache) -> None:
+    @mmcache.cached(cache=cache, version="1")
+    def rows(image: Any, weight: Any) -> Any:
+        return weight.is_contiguous() if isinstance(weight, torch.Tensor) else weight.flags.c_contiguous
+
+    square = torch.arange(9.0).reshape(3, 3)
+    turned = square.T.contiguous().T
+    for first, second in ((square, turned), (square.numpy(), turned.numpy())):
+        assert rows(photo(), first)
+        assert not rows(photo(), second)
+        assert not rows(photo(), weight=second)
+    assert cache.cache_info().hits == 2
+
+
+def test_an_image_processor_as_an_argument_counts_by_its_state(cache: mmcache.Cache) -> None:
+    usual = CLIPImageProcessorPil(size={"shortest_edge": 28}, do_center_crop=False)
+
+    def process(image: Any, processor: Any = usual) -> Any:
+        calls.append(1)
+        return processor(image, return_tensors="np")["pixel_values"]
+
+    cached = mmcache.cached(cache=cache, version="1")(process)
+    for _ in range(2):
+        assert cached(photo()).shape[2:] == (28, 42)
+    other = CLIPImageProcessorPil(size={"shortest_edge": 30}, do_center_crop=False)
+    assert cached(photo(), other).shape[2:] == (30, 45)
+    other.size = {"shortest_edge": 32}
+    assert cached(photo(), processor=other).shape[2:] == (32, 48)
+    assert len(calls) == 3
+    assert cache.cache_info().bypassed == 0, cache.cache_info().bypass_reasons

@@ -1,5 +1,6 @@
 """Fields against a slow and independent reference, over all kinds of arrays."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -78,6 +79,24 @@ def test_padding_is_at_the_end_of_every_other_dim(parts: list[Any], pad: float) 
 @quick
 def test_nested_parts_follow_each_other_on_dim_1(parts: list[Any], pad: float) -> None:
     assert difference(reference(parts, 1, pad), Nested(pad).join(parts)) == ""
+
+
+def split(whole: Any, shapes: Sequence[tuple[int, ...]], axis: int) -> list[Any]:
+    """Cut the parts out of a batch by their shapes, which is what padding hides."""
+    starts = itertools.accumulate((shape[axis] for shape in shapes), initial=0)
+    return [
+        whole[tuple(slice(start * (dim == axis), start * (dim == axis) + size) for dim, size in enumerate(shape))]
+        for start, shape in zip(starts, shapes, strict=False)
+    ]
+
+
+@given(parts_of_equal_rank(1, ragged=True), st.sampled_from([(Padded(1), 0), (Nested(), 1)]))
+@quick
+def test_to_join_and_split_is_the_identity(parts: list[Any], rule: tuple[Any, int]) -> None:
+    field, axis = rule
+    found = split(field.join(parts), [tuple(part.shape) for part in parts], axis)
+    assert difference(parts, found) == ""
+    assert difference(field.join(parts), field.join(found)) == ""
 
 
 @given(parts_of_equal_rank(0, ragged=True))
