@@ -21,7 +21,7 @@ from mmcache.fingerprints.identity import RefusedOptions, describe_processor
 from mmcache.forks import renew_in_children
 from mmcache.layout.probes import Trait, probes_like, size_of, trait_of
 from mmcache.observing import Geometry, Observer
-from mmcache.wrapping import takes_images, unwrap
+from mmcache.wrapping import plain_with_images, takes_images
 
 # Processors with their options about which is remembered what was learned, and the sizes that each may have had.
 _MOST_KNOWN = 32
@@ -279,7 +279,7 @@ class _Shelf:
 
     def knowledge(self, processor: Any, options: dict[str, Any]) -> _Knowledge:
         """Return what is known about a processor as it is now, with these options."""
-        plain = unwrap(processor)
+        plain = plain_with_images(processor)
         state = _state(processor, plain, options)
         if state is None:
             return _Knowledge(plain, options)

@@ -41,11 +41,15 @@ class ProcessorCall:
         options: dict[str, Any],
         *,
         patience: float = PATIENCE_SECONDS,
+        refused: str = "",
     ) -> None:
-        """Only keep what was given: whatever is wrong with it is the plain processor's to say."""
+        """Only keep what was given: whatever is wrong with it is the plain processor's to say.
+
+        ``patience`` is how many seconds a trial is waited for; ``refused`` is why nothing can be looked up, or "".
+        """
         self._cache, self._processor, self._original = cache, processor, original
-        self._args, self._given, self._patience = args, options, patience
-        images = args[0] if args else options.get("images")
+        self._args, self._given, self._patience, self._refused = args, options, patience, refused
+        images = args[0] if args else options.get("images", options.get("videos"))
         self.images = len(images) if isinstance(images, list | tuple) else 1
         self.single = self.images == 1
         self.form: Form = "one"
@@ -77,6 +81,8 @@ class ProcessorCall:
 
     def keys(self) -> list[bytes]:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
+        if self._refused:
+            raise Bypass(self._refused)
         images, self._options = self._bound()
         self._made_with = self._options
         self.form, self.sources, self.counts = arranged(images, self._fetched)

@@ -28,7 +28,7 @@ from mmcache.layout.trial import Verdict
 from mmcache.processing import ImageCall, ProcessorCall
 from mmcache.processwide import default_cache
 from mmcache.tickets import Execution, Placeholder, Request, Ticket
-from mmcache.wrapping import takes_images, unwrap
+from mmcache.wrapping import plain_with_images, takes_images
 
 Pixels = Literal["eager", "now", "lazy"]
 _StandIn = Callable[[Any, dict[str, Any]], Any]
@@ -69,7 +69,7 @@ class Stages:
             raise BadArgument("pixels", pixels, '"eager", "now" or "lazy"')
         if workers is not None and (not isinstance(workers, int) or workers < 1):
             raise BadArgument("workers", workers, "a number of threads, 1 or more")
-        plain = unwrap(processor)
+        plain = plain_with_images(processor)
         self._processor: Any = None if takes_images(type(plain)) else plain
         # A copy through and through: what somebody changes in place must not reach images that wait to be processed.
         self._image_processor: Any = copy.deepcopy(plain if self._processor is None else plain.image_processor)

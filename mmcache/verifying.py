@@ -18,7 +18,7 @@ from mmcache.layout.compare import difference
 from mmcache.lengths import geometry_source
 from mmcache.processing import ProcessorCall
 from mmcache.randomness import random_states
-from mmcache.wrapping import takes_images, unwrap, wrap
+from mmcache.wrapping import plain_with_images, takes_images, wrap
 
 # Of the pictures that are made up: mostly what data sets hold, and one each of what processors convert in their own way
 # (each mode has trials of its own, so that more of them cost more than they tell).
@@ -146,7 +146,7 @@ def verify(processor: Any, images: Sequence[Any] | None = None, *, batches: int 
         raise BadArgument("images", images, "a list of pictures, or None for made-up ones")
     before = random_states()
     pictures = list(images) if images is not None else _made_up(seed)
-    plain = unwrap(processor)
+    plain = plain_with_images(processor)
     try:
         # Without verification in traffic, which would put right what is to be seen here.
         with Cache(_MAX_BYTES, name="verify", verify_rate=0) as cache:

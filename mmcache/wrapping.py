@@ -44,15 +44,7 @@ def wrap(processor: ProcessorT, cache: Cache | None = None) -> ProcessorT:
     cache = cache if cache is not None else default_cache()
     if not isinstance(cache, Cache):
         raise BadArgument("cache", cache, "an mmcache.Cache, or None for the process-wide one")
-    if takes_images(type(processor)):
-        wrapped = _as_class(processor, _wrapped_class(plain_class(type(processor))))
-        setattr(wrapped, _CACHE, cache)
-        return wrapped
-    if takes_images(type(getattr(processor, "image_processor", None))):
-        twin = copy.copy(processor)
-        twin.image_processor = wrap(twin.image_processor, cache)  # type: ignore[attr-defined]
-        return twin
-    raise BadArgument("processor", processor if isinstance(processor, type) else type(processor), _ACCEPTED)
+    return _over_parts(processor, lambda part: _wrapped(part, cache))
 
 
 def unwrap(processor: ProcessorT) -> ProcessorT:
@@ -63,21 +55,50 @@ def unwrap(processor: ProcessorT) -> ProcessorT:
     Raises:
         BadArgument: not a Hugging Face image processor or Processor.
     """
-    if takes_images(type(processor)):
-        return _as_class(processor, plain_class(type(processor)))
-    if takes_images(type(getattr(processor, "image_processor", None))):
-        twin = copy.copy(processor)
-        twin.image_processor = unwrap(twin.image_processor)  # type: ignore[attr-defined]
-        return twin
-    raise BadArgument("processor", processor if isinstance(processor, type) else type(processor), _ACCEPTED)
+    return _over_parts(processor, lambda part: _as_class(part, plain_class(type(part))))
+
+
+def plain_with_images(processor: ProcessorT) -> ProcessorT:
+    """`unwrap`, for what is about images: a bare video processor is refused."""
+    plain = unwrap(processor)
+    if _takes(type(plain)) == "videos":
+        raise BadArgument("processor", type(processor), _ACCEPTED)
+    return plain
 
 
 def takes_images(cls: type) -> bool:
     """Whether a class is an image processor: one of transformers' with a ``preprocess(images, ...)``."""
-    if not any(base.__name__ == "ImageProcessingMixin" for base in cls.__mro__):
-        return False
+    return _takes(cls) == "images"
+
+
+def _takes(cls: type) -> str:
+    """Return the name of what a processor class takes first: "images", "videos", or "" if it is no such class."""
     preprocess = getattr(cls, "preprocess", None)
-    return callable(preprocess) and "images" in list(inspect.signature(preprocess).parameters)[1:2]
+    if not callable(preprocess) or not any(base.__name__ == "ImageProcessingMixin" for base in cls.__mro__):
+        return ""
+    first = list(inspect.signature(preprocess).parameters)[1:2]
+    return first[0] if first in (["images"], ["videos"]) else ""
+
+
+def _over_parts(processor: ProcessorT, change: Callable[[Any], Any]) -> ProcessorT:
+    """Return a copy of a processor that was changed, or of a Processor whose image and video processors were."""
+    if _takes(type(processor)):
+        changed: ProcessorT = change(processor)
+        return changed
+    parts = {name: getattr(processor, name, None) for name in ("image_processor", "video_processor")}
+    if not takes_images(type(parts["image_processor"])):
+        raise BadArgument("processor", processor if isinstance(processor, type) else type(processor), _ACCEPTED)
+    twin = copy.copy(processor)
+    for name, part in parts.items():
+        if _takes(type(part)):
+            setattr(twin, name, change(part))
+    return twin
+
+
+def _wrapped(processor: Any, cache: Cache) -> Any:
+    wrapped = _as_class(processor, _wrapped_class(plain_class(type(processor))))
+    setattr(wrapped, _CACHE, cache)
+    return wrapped
 
 
 def _as_class(processor: ProcessorT, cls: type) -> ProcessorT:
@@ -108,12 +129,15 @@ def _new_wrapped_class(plain: type) -> type:
         # Looked up now: somebody may patch the plain class at any time, and then means us too.
         return plain.preprocess(self, *args, **options)  # type: ignore[attr-defined]
 
+    refused = _refusal(plain)
+
     @functools.wraps(plain.preprocess)  # type: ignore[attr-defined]
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
         cache = getattr(self, _CACHE, None)
         if cache is None:
             return original(self, *args, **options)
-        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS))
+        call = ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS, refused=refused)
+        return cache.serve(call)
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
     members = {
@@ -145,12 +169,18 @@ def _let_datasets_see_the_plain_one(wrapped: type) -> None:
         pickler.memo[id(processor)] = pickler.memo[id(plain)]
 
 
-def _served(original: Callable[..., Any], cache: Cache) -> Callable[..., Any]:
+def _refusal(cls: type) -> str:
+    """Return why a class is never looked up, or ""."""
+    return "videos are not cached" if _takes(cls) == "videos" else ""
+
+
+def _served(cls: type, original: Callable[..., Any], cache: Cache) -> Callable[..., Any]:
     """Return ``preprocess`` as it looks with the cache of an installation in front of it: nobody waits for a trial."""
+    refused = _refusal(cls)
 
     @functools.wraps(original)
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
-        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0))
+        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0, refused=refused))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
     return preprocess
@@ -178,11 +208,11 @@ class Installation:
 
     def _patch(self, cls: type) -> None:
         original = vars(cls).get("preprocess")
-        if original is None or "__mmcache_plain__" in vars(cls) or not takes_images(cls):
+        if original is None or "__mmcache_plain__" in vars(cls) or not _takes(cls):
             return
         with self._lock:
             if not self._closed:
-                served = _served(original, self.cache)
+                served = _served(cls, original, self.cache)
                 self._patched[cls] = (original, served)
                 cls.preprocess = served  # type: ignore[attr-defined]
 

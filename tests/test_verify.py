@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
 
 import mmcache
@@ -96,8 +95,8 @@ def test_a_wrong_hit_is_found_though_the_miss_was_right(monkeypatch: pytest.Monk
 
     def damaged(self: Any) -> Any:
         output = thaw(self)
-        if hasattr(output, "keys") and isinstance(output["pixel_values"], torch.Tensor):
-            output["pixel_values"][0, 0, 0, 0] += 1
+        if hasattr(output, "keys"):
+            output["pixel_values"][0][..., 0] += 1
         return output
 
     monkeypatch.setattr(Item, "thaw", damaged)

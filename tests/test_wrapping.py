@@ -6,7 +6,7 @@ import itertools
 import pickle
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -723,3 +723,41 @@ def test_a_list_of_one_needs_no_layout(cache: mmcache.Cache) -> None:
     assert (info.misses, info.hits, info.errors) == (2, 2, 0)
     (reason,) = info.bypass_reasons
     assert "PPOCRV5ServerRec" in reason
+
+
+class TestVideos:
+    """They are not served: each call is a bypass that is counted, with its reason."""
+
+    VIDEO = np.random.default_rng(5).integers(0, 256, (4, 3, 56, 56), np.uint8)
+    OPTIONS: ClassVar[dict[str, Any]] = {
+        "do_sample_frames": False,
+        "cap_pixels_per_frame": False,
+        "return_tensors": "pt",
+    }
+
+    def bypassed(self, cache: mmcache.Cache) -> dict[str, int]:
+        return cache.cache_info().bypass_reasons
+
+    def test_of_a_video_processor(self, cache: mmcache.Cache) -> None:
+        plain = transformers.Qwen2VLVideoProcessor()
+        wrapped = mmcache.wrap(plain, cache)
+        assert isinstance(wrapped, transformers.Qwen2VLVideoProcessor)
+        same(plain([self.VIDEO], **self.OPTIONS), wrapped([self.VIDEO], **self.OPTIONS))
+        assert self.bypassed(cache) == {"videos are not cached": 1}
+        assert type(mmcache.unwrap(wrapped)) is transformers.Qwen2VLVideoProcessor
+
+    def test_of_the_one_in_a_processor(self, cache: mmcache.Cache, tiny_qwen2_vl: tuple[Any, Any]) -> None:
+        plain, _ = tiny_qwen2_vl
+        wrapped = mmcache.wrap(plain, cache)
+        same(plain.video_processor([self.VIDEO], **self.OPTIONS), wrapped.video_processor([self.VIDEO], **self.OPTIONS))
+        assert self.bypassed(cache) == {"videos are not cached": 1}
+
+    def test_under_an_installation(self, cache: mmcache.Cache) -> None:
+        with mmcache.install(cache):
+            transformers.Qwen2VLVideoProcessor()([self.VIDEO, self.VIDEO], **self.OPTIONS)
+        assert self.bypassed(cache) == {"videos are not cached": 2}
+
+    @pytest.mark.parametrize("use", [mmcache.Stages, mmcache.verify, lambda plain: mmcache.geometry(plain, [(8, 8)])])
+    def test_what_is_about_images_refuses_them(self, use: Any) -> None:
+        with pytest.raises(mmcache.BadArgument, match="a Hugging Face image processor"):
+            use(transformers.Qwen2VLVideoProcessor())
