@@ -151,12 +151,12 @@ class Observer:
 def _recording(plain: type) -> type:
     """Make the class of an image processor that notes, where it is asked to, its options and outputs without pixels."""
 
-    def preprocess(self: Any, images: Any, **given: Any) -> Any:
+    def preprocess(self: Any, images: Any, *args: Any, **given: Any) -> Any:
         seen = vars(self).get("_mmcache_seen")
         if seen is None:
-            return plain.preprocess(self, images, **given)  # type: ignore[attr-defined]
+            return plain.preprocess(self, images, *args, **given)  # type: ignore[attr-defined]
         seen.append({"given": given})
-        output = plain.preprocess(self, images, **{**given, "return_tensors": "pt"})  # type: ignore[attr-defined]
+        output = plain.preprocess(self, images, *args, **{**given, "return_tensors": "pt"})  # type: ignore[attr-defined]
         seen[-1]["output"] = outline(output)
         # A Processor may read its image processor's outputs as numbers, even where it needs their shapes only.
         return filled(output)
