@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import hashlib
 import logging
 import os
 import pickle
@@ -20,6 +21,7 @@ import transformers
 from PIL import Image
 
 import mmcache
+from mmcache.fingerprints import Hasher, HashState
 from mmcache.layout.compare import difference
 from mmcache.processwide import default_cache
 from tests.pictures import counted, picture
@@ -382,6 +384,49 @@ def test_namespaces_and_secrets_part_the_keys() -> None:
         )
         == 6
     )
+
+
+class SameDigests(Hasher):
+    """An algorithm by its name alone: its digests are those of any other."""
+
+    def new(self) -> HashState:
+        return hashlib.sha256()
+
+
+def key_of(
+    source: Any = A, *, algorithm: str = "sha256", namespace: str = "", identity: bytes = b"i", metadata: bool = False
+) -> bytes:
+    with mmcache.Cache("1MiB", namespace=namespace) as cache:
+        cache.hasher = SameDigests(algorithm)
+        return cache.key(identity, source, metadata=metadata)
+
+
+ARRAY = np.asarray(A)
+TENSOR = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {"algorithm": "blake3"}),
+        ({}, {"namespace": "n"}),
+        ({}, {"identity": b"j"}),
+        ({}, {"source": B}),
+        ({}, {"metadata": True}),
+        ({"source": ARRAY}, {"source": np.asfortranarray(ARRAY)}),
+        ({"source": TENSOR}, {"source": torch.ones(3, 2).T}),
+        ({"source": TENSOR}, {"source": torch.ones(2, 3, requires_grad=True)}),
+    ],
+    ids=["algorithm", "namespace", "identity", "content", "metadata", "strides", "strides of a tensor", "autograd"],
+)
+def test_each_part_of_a_key_makes_another_one(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert key_of(**one) == key_of(**one) != key_of(**other)
+
+
+def test_another_scheme_makes_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key_of()
+    monkeypatch.setattr("mmcache.cache._SCHEME", "mmcache 2")
+    assert key_of() != before
 
 
 def test_the_secret_is_never_shown_and_does_not_travel() -> None:

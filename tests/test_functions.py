@@ -251,6 +251,8 @@ def same_key_before_and_after(source: str, change: str, argument: Any = None) ->
         ("import functools\nS = 1\n@functools.lru_cache\ndef g(s): return s\ndef f(i): return g(S)", "S = 2"),
         ("def f(i): return len(i.shape)", "len = lambda _: 99"),
         ("S = 1\ndef f(i): return (lambda: S)()", "S = 2"),
+        ("def f(i): return f.s\nf.s = 1", "f.s = 2"),
+        ("def g(): return g.s\ng.s = [1]\ndef f(i): return list(g())", "g.s.append(2)"),
         ("S = 1\ndef f(i):\n  class C:\n    s = S\n  return C.s", "S = 2"),
     ],
 )  # fmt: skip
@@ -334,6 +336,14 @@ def test_a_version_stands_for_the_code_and_another_version_is_another_key(cache:
     for version, expected in (("1", 1), ("1", 1), ("2", 2), ("1", 2)):
         mmcache.cached(cache=cache, version=version)(embed)(np.zeros(3))
         assert len(calls_of) == expected
+
+
+def test_functions_of_one_version_are_told_apart_by_name_and_bytecode(cache: mmcache.Cache) -> None:
+    source = "def f(i): return 1\ndef g(i): return 2"
+    functions = [module_of(source).f, module_of(source).g, module_of("def f(i): return i.ndim").f]
+    for function in (*functions, *functions):
+        assert mmcache.cached(cache=cache, version="1")(function)(np.zeros((2, 2, 2))) == function(np.zeros((2, 2, 2)))
+    assert (cache.cache_info().misses, cache.cache_info().hits) == (3, 3)
 
 
 def test_methods_work_with_a_version(cache: mmcache.Cache) -> None:
@@ -858,6 +868,8 @@ def test_autocast_and_grad_mode_part_the_outputs(cache: mmcache.Cache) -> None:
     assert product(photo()).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert product(photo()).dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.float16):
+        assert product(photo()).dtype == torch.float16
     weight.requires_grad_()
     with torch.no_grad():
         assert not product(photo()).requires_grad

@@ -556,20 +556,29 @@ class TestNotHarmedFromOutside:
 class TestWhatOthersDoMeanwhile:
     """An item whose key was no longer true when it was made is given to its caller and to nobody else."""
 
+    CHANGED = "a processor, or its surroundings, changed before an image was processed"
+
     @pytest.fixture
     def during(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         """Run something between the look-up and the processing of the next call."""
-        original = transformers.CLIPImageProcessorPil.preprocess
+        # Where the method is defined: a new member of the class itself would change the identity of its code.
+        owner = next(base for base in transformers.CLIPImageProcessorPil.__mro__ if "preprocess" in vars(base))
+        original = vars(owner)["preprocess"]
 
         def hook(change: Any) -> None:
-            def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+            def preprocess(self: Any, images: Any, *args: Any, **options: Any) -> Any:
                 change()
-                return original(self, *args, **options)
+                return original(self, images, *args, **options)
 
             preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
-            monkeypatch.setattr(transformers.CLIPImageProcessorPil, "preprocess", preprocess)
+            monkeypatch.setattr(owner, "preprocess", preprocess)
 
         return hook
+
+    def unshared(self, reason: str, images: int, cache: mmcache.Cache) -> None:
+        """The only calls that were not served, and why."""
+        info = cache.cache_info()
+        assert (info.bypass_reasons, info.bypassed, info.errors) == ({reason: images}, images, 0)
 
     @pytest.mark.parametrize("several", [False, True])
     def test_an_image_that_is_written_to(self, several: bool, during: Any, cache: mmcache.Cache) -> None:
@@ -581,6 +590,7 @@ class TestWhatOthersDoMeanwhile:
         expected = plain([np.asarray(A).copy(), other] if several else np.asarray(A).copy(), return_tensors="pt")
         during(lambda: array.fill(0))
         wrapped(images, return_tensors="pt")
+        self.unshared("an image that was changed before it was processed", 1 + several, cache)
         during(lambda: None)
         array[:] = np.asarray(A)
         same(expected, wrapped(images, return_tensors="pt"))
@@ -590,6 +600,7 @@ class TestWhatOthersDoMeanwhile:
         wrapped(B, return_tensors="pt")
         during(lambda: setattr(wrapped, "do_normalize", False))
         wrapped(A, return_tensors="pt")
+        self.unshared(self.CHANGED, 1, cache)
         during(lambda: None)
         wrapped.do_normalize = True
         same(made("CLIPImageProcessorPil")(A, return_tensors="pt"), wrapped(A, return_tensors="pt"))
@@ -600,11 +611,31 @@ class TestWhatOthersDoMeanwhile:
         wrapped(B, size=size, return_tensors="pt")
         during(lambda: size.update(shortest_edge=300))
         wrapped(A, size=size, return_tensors="pt")
+        self.unshared(self.CHANGED, 1, cache)
         during(lambda: None)
         same(
             made("CLIPImageProcessorPil")(A, size={"shortest_edge": 224}, return_tensors="pt"),
             wrapped(A, size={"shortest_edge": 224}, return_tensors="pt"),
         )
+
+
+class ByMode(transformers.CLIPImageProcessorPil):
+    """Gives all widths of grey pictures, and the largest of others."""
+
+    def preprocess(self, images: Any, *args: Any, **options: Any) -> Any:
+        output = super().preprocess(images, *args, **options)
+        batch = images if isinstance(images, list) else [images]
+        widths = torch.tensor([image.width for image in batch])
+        output["widths"] = widths if all(image.mode == "L" for image in batch) else widths.amax(0, keepdim=True)
+        return output
+
+
+def test_each_kind_of_image_has_a_trial_and_a_layout_of_its_own(cache: mmcache.Cache) -> None:
+    plain, wrapped = ByMode(), mmcache.wrap(ByMode(), cache)
+    grey, grey_too = A.convert("L"), C.convert("L")
+    for images in ([A, C], [grey, grey_too], [grey, C], [A, grey_too], [grey_too, grey]):
+        same(plain(images), wrapped(images))
+    assert cache.cache_info().bypass_reasons == {"kinds of images that join differently, in one batch": 4}
 
 
 def test_a_tensor_that_autograd_follows_is_another_source(cache: mmcache.Cache) -> None:

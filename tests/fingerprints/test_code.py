@@ -130,6 +130,16 @@ def test_code_of_a_library_counts_by_its_version(monkeypatch: pytest.MonkeyPatch
     assert encode(CodeIdentity(f).current()) != before
 
 
+@pytest.mark.parametrize(
+    "used", [transformers.BatchFeature, transformers.utils.generic.to_numpy], ids=["class", "function"]
+)
+def test_a_class_or_function_of_a_library_counts_by_its_version(used: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    f = function("def f(i): return used", used=used)
+    before = encode(CodeIdentity(f).current())
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "0.0.1")
+    assert encode(CodeIdentity(f).current()) != before
+
+
 def test_versions_of_packages() -> None:
     assert package_version("torch.nn") == str(torch.__version__)
     assert package_version("transformers") == transformers.__version__

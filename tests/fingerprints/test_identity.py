@@ -360,6 +360,41 @@ def test_an_explicit_none_means_off_and_differs_from_an_absent_option() -> None:
     assert identity(clip, do_center_crop=None) == identity(clip)
 
 
+class TellsWhatIsGiven(CLIPImageProcessorPil):
+    """Brighter where somebody says that it is to resize, which it does anyway."""
+
+    def preprocess(self, images: Any, **options: Any) -> Any:
+        output = super().preprocess(images, **options)
+        output["pixel_values"] = output["pixel_values"] + ("do_resize" in options)
+        return output
+
+
+def test_code_of_others_may_tell_what_is_given() -> None:
+    plain: Any = TellsWhatIsGiven()
+    assert identity(plain, do_resize=True) != identity(plain)
+    with mmcache.Cache("64MiB", verify_rate=0) as cache:
+        wrapped = mmcache.wrap(plain, cache)
+        for options in ({}, {"do_resize": True}, {}):
+            expected = plain(picture(1), return_tensors="pt", **options)
+            assert difference(expected, wrapped(picture(1), return_tensors="pt", **options)) == ""
+
+
+IN_THE_LIBRARY = """
+class Own(CLIPImageProcessorPil):
+    def preprocess(self, images, do_normalize=False, **options):
+        return super().preprocess(images, do_normalize=do_normalize, **options)
+"""
+
+
+def test_an_option_that_is_not_given_is_what_the_signature_says() -> None:
+    names: dict[str, Any] = {"__name__": "transformers.own", "CLIPImageProcessorPil": CLIPImageProcessorPil}
+    exec(IN_THE_LIBRARY, names)
+    own = names["Own"]()
+    assert own.do_normalize
+    assert not has_foreign_code(type(own)), "else what is given would count by itself"
+    assert identity(own) != identity(own, do_normalize=True)
+
+
 def test_none_in_the_constructor_differs_from_the_default() -> None:
     assert identity(CLIPImageProcessorPil(image_mean=None)) != identity(CLIPImageProcessorPil()) or (
         CLIPImageProcessorPil(image_mean=None).image_mean == CLIPImageProcessorPil().image_mean

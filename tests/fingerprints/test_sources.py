@@ -290,11 +290,18 @@ def test_only_functions_see_metadata() -> None:
     marked.info["comment"] = b"hello"
     turned = picture("RGB")
     turned.getexif()[0x0112] = 6
-    opened = Image.open(io.BytesIO(encoded(plain, "PNG")))
+    opened = Image.open(io.BytesIO(encoded(picture("RGB"), "PNG")))  # saving leaves an attribute on an image
     images = [plain, marked, turned, opened]
     assert len({digest(image) for image in images}) == 1
     assert len({digest(image, metadata=True) for image in images}) == 4
     assert digest(marked, metadata=True) == digest(copy.deepcopy(marked), metadata=True)
+
+
+def test_attributes_of_an_image_count_for_functions() -> None:
+    marked: Any = picture("RGB")
+    marked.note = "mine"
+    assert digest(marked) == digest(picture("RGB"))
+    assert digest(marked, metadata=True) != digest(picture("RGB"), metadata=True)
 
 
 def test_exif_directories_and_rational_numbers_count_for_functions() -> None:
@@ -566,6 +573,11 @@ def test_a_negative_stride_is_another_source_even_where_the_values_are_equal() -
 def test_kinds_dtypes_and_shapes_are_different_sources(make: Callable[[Any], object]) -> None:
     array = numpy.zeros((10, 12), numpy.uint8)
     assert digest(make(array)) != digest(array)
+
+
+def test_tensors_of_equal_values_count_by_their_shape() -> None:
+    tensor = torch.zeros(10, 12)
+    assert len({digest(tensor.reshape(shape)) for shape in ((10, 12), (12, 10), (120,), (1, 10, 12))}) == 4
 
 
 def test_bfloat16_and_float16_of_the_same_bits_differ_and_each_bit_counts() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mmcache.layout.book import Trials
-from mmcache.layout.trial import Verdict
+from mmcache.layout.trial import DRAWS, RUNS_TO_BE_SURE, Verdict
 
 
 @pytest.fixture
@@ -107,6 +107,17 @@ def test_a_trial_that_raises_is_a_verdict_with_its_reason(trials: Trials, patien
     assert verdict is not None
     assert not verdict.served
     assert verdict.reason == "its trial failed: OSError: disk"
+
+
+def test_who_draws_random_numbers_each_time_needs_no_trial(trials: Trials) -> None:
+    for _ in range(RUNS_TO_BE_SURE - 1):
+        trials.suspect(b"one")
+        trials.suspect(b"other")
+    assert trials.known(b"one") is None, "another thread may have drawn"
+    assert not trials.begun(b"one")
+    trials.suspect(b"one")
+    assert trials.verdict(b"one", never, patience=30) == Verdict(reason=DRAWS)
+    assert trials.known(b"other") is None
 
 
 def test_structures_do_not_meet_and_a_bad_verdict_is_remembered_too(trials: Trials) -> None:

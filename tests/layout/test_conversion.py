@@ -119,12 +119,15 @@ class HalfOnlyInTensors(transformers.CLIPImageProcessor):
         return output
 
 
-def test_a_conversion_that_the_trial_was_fooled_about_is_seen_in_traffic(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("traffic", [(None, "pt", "pt"), ("pt", "pt")], ids=["a hit", "a miss"])
+def test_a_conversion_that_the_trial_was_fooled_about_is_seen_in_traffic(
+    traffic: tuple[str | None, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
     plain, wide = HalfOnlyInTensors(), picture(3, 2100, 40)
     with mmcache.Cache("256MiB") as cache:
         wrapped = mmcache.wrap(plain, cache)
-        for tensors in (None, "pt", "pt"):
+        for tensors in traffic:
             assert difference(plain(wide, return_tensors=tensors), wrapped(wide, return_tensors=tensors)) == ""
         assert cache.cache_info().mismatches == 1
 
@@ -146,3 +149,22 @@ def test_a_default_in_the_signature_is_not_the_attribute(subclass: type, monkeyp
         wrapped = mmcache.wrap(plain, cache)
         for options in (*asked, *reversed(asked)):
             assert difference(plain(picture(4), **options), wrapped(picture(4), **options)) == "", options
+
+
+class AttributeUnlessAsked(transformers.CLIPImageProcessor):
+    """Gives what its attribute says where nothing is asked for, even where that is said."""
+
+    return_tensors: Any
+
+    def preprocess(self, images: Any, return_tensors: Any = None, **options: Any) -> Any:
+        return super().preprocess(images, return_tensors=return_tensors or self.return_tensors, **options)
+
+
+def test_what_an_attribute_asks_for_is_not_taken_for_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
+    arrays: Any = AttributeUnlessAsked(return_tensors="np")
+    lists: Any = AttributeUnlessAsked()
+    with mmcache.Cache("256MiB", verify_rate=0) as cache:
+        for plain, asked in ((arrays, "pt"), (lists, None), (lists, "pt"), (arrays, None)):
+            found = mmcache.wrap(plain, cache)(picture(5), return_tensors=asked)
+            assert difference(plain(picture(5), return_tensors=asked), found) == "", asked

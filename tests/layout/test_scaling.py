@@ -88,11 +88,12 @@ def test_a_processor_that_gets_no_faster_or_always_raises_is_tried_as_it_is(cloc
     assert scaled_down(given, {}, raising)[0] is given
 
 
-def test_the_first_run_does_not_count(clock: Clock) -> None:
+@pytest.mark.parametrize("each", [True, False], ids=["of each", "of all"])
+def test_the_first_run_does_not_count(each: bool, clock: Clock) -> None:
     runs: list[Any] = []
 
     def warming_up(one: Any, options: dict[str, Any]) -> None:
-        clock.now += 0.001 if one in runs else 60
+        clock.now += 0.001 if (one in runs if each else runs) else 60
         runs.append(one)
 
     given = processor()

@@ -120,6 +120,17 @@ def test_every_kind_of_source_is_tried_as_what_it_is(source: Any) -> None:
     assert verdict(lambda images: processor(images, return_tensors="pt"), source=source).layout == Layout(flat)
 
 
+def test_kinds_of_sources_are_told_apart() -> None:
+    palettes = [picture(1, mode="P"), picture(1, mode="P")]
+    palettes[1].info["transparency"] = 0
+    sources = [
+        *(picture(1, mode=mode) for mode in ("RGB", "L", "RGBA")), *palettes,
+        np.zeros((20, 30, 3), np.uint8), np.zeros((20, 30, 4), np.uint8), np.zeros((3, 20, 30), np.uint8),
+        np.zeros((20, 30, 3), np.float32), np.zeros((20, 30), np.uint8), torch.zeros(3, 20, 30, dtype=torch.uint8),
+    ]  # fmt: skip
+    assert len({trait_of(source) for source in sources}) == len(sources)
+
+
 # Nasty processors
 
 
@@ -218,6 +229,14 @@ def raises_in_batches(images: Any) -> Any:
     return well_behaved(images)
 
 
+def pads_in_sixes(images: Any) -> Any:
+    rows = [torch.full((1, image.size[0]), 2.0) for image in images_of(images)]
+    widest = max(row.shape[1] for row in rows)
+    if len(rows) < 6 and any(row.shape[1] < widest for row in rows):
+        raise ValueError("unequal widths")
+    return {"x": torch.cat([torch.nn.functional.pad(row, (0, widest - row.shape[1])) for row in rows])}
+
+
 def raises_always(images: Any) -> Any:
     raise OSError("no")
 
@@ -293,6 +312,7 @@ NASTY: dict[Callable[[Any], Any], str] = {
     names_by_count: "names of the outputs",
     names_by_size: "names of the outputs",
     raises_in_batches: "raises ValueError, its images alone do not",
+    pads_in_sixes: "a batch of 6 cannot be joined from its images",
     raises_always: "refused: OSError: no",
     raises_for_small_ones: "refused: ValueError: too small",
     objects: "builtins.object",
@@ -329,6 +349,7 @@ ALONE = {
     only_in_sixes,
     widest_of_the_batch,
     raises_in_batches,
+    pads_in_sixes,
     names_by_count,
 }
 
@@ -391,6 +412,27 @@ def draws_in_company(images: Any) -> Any:
     if any(len(sample) > 1 for sample in samples_of(images)):
         random.random()
     return well_behaved([image for sample in samples_of(images) for image in sample])
+
+
+def rows_of(images: Any) -> Any:
+    return {"x": list(company(images)["x"])}
+
+
+def test_whole_samples_are_not_converted() -> None:
+    nested = try_processor(company, picture(1), "nested", lists=rows_of, kind="pt")
+    assert nested.layout is not None
+    assert nested.layout.whole_samples
+    assert nested.conversion is None
+    assert try_processor(company, picture(1), "flat", lists=rows_of, kind="pt").conversion is not None
+
+
+def test_lists_that_depend_on_how_an_image_is_given_are_not_converted() -> None:
+    def lists(images: Any) -> Any:
+        return rows_of(images) if isinstance(images, list) else company(images)
+
+    found = try_processor(company, picture(1), "flat", lists=lists, kind="pt")
+    assert found.served
+    assert found.conversion is None
 
 
 def test_random_numbers_in_samples_are_the_reason() -> None:
