@@ -1,5 +1,6 @@
 """One call of an image processor, as the cache sees it: its form, its keys, its trial, and how its items join."""
 
+import contextlib
 import copy
 import functools
 import math
@@ -18,12 +19,14 @@ from mmcache.fingerprints.identity import (
     plain_class,
 )
 from mmcache.flight import computing
-from mmcache.items import Item
+from mmcache.items import Item, expanded
 from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.layout.coding import WITHOUT_LAST_STEPS, Coding
 from mmcache.layout.conversion import KINDS
+from mmcache.layout.geometry import outline
 from mmcache.layout.probes import probes_like, size_of, trait_of
 from mmcache.layout.scaling import scaled_down
-from mmcache.layout.trial import Form, Verdict, try_processor, watched
+from mmcache.layout.trial import Calls, Form, Verdict, try_processor, watched
 from mmcache.randomness import RandomStates, random_states
 
 _SOURCES = ("image", "array", "tensor")
@@ -151,31 +154,44 @@ class ProcessorCall:
         """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
         unit = self._units[position]
         before = random_states()
-        raw = self.process(unit if self.form == "one" else [unit])
+        raw = self.process(unit if self.form == "one" else [unit], self.coding_of(unit))
         return self.checked(raw, unit, self._keys[position], before)
 
-    def process(self, images: Any, *, asked: bool = False) -> Any:
-        """Run the real processor on these images, for items or (``asked``) with the very options of this call."""
+    def process(self, images: Any, coding: Coding | None = None, *, asked: bool = False) -> Any:
+        """Run the real processor on these images, for items or (``asked``) with the very options of this call.
+
+        With a coding its last steps are left out and pixels come as codes, unless this picture has none.
+        """
+        if coding is not None:
+            # Whatever is wrong with it is the usual call's to say, just below.
+            with contextlib.suppress(Exception):
+                return coding.coded(self._original(self._processor, images, **(self._made_with | WITHOUT_LAST_STEPS)))
         with processors_own():
             return self._original(self._processor, images, **(self._options if asked else self._made_with))
 
+    def coding_of(self, unit: Any) -> Coding | None:
+        """Return how the outputs of an image can be kept as codes."""
+        return None if isinstance(unit, list) else self._verdicts[trait_of(unit)].coding
+
     def given(self, raw: Any) -> Any:
-        """Return what `process` gave for one image as it was asked for, in the same memory where that can be."""
-        return converted(raw, self.verdict)
+        """Return what `compute` gave for one image as it was asked for, in the same memory where that can be."""
+        return converted(expanded(raw), self.verdict)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output in the form of the call."""
-        return self.given(items[0].thaw()) if self.single else self.joined([self.given(item.value) for item in items])
+        if self.single:
+            return converted(items[0].thaw(), self.verdict)
+        return self.joined([converted(item.value, self.verdict) for item in items])
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None]:
         """Return the structures of the images, and how many there are, how large together and how nested."""
-        if self.single and self.verdict.conversion is None:
+        if self.single and self.verdict.as_it_came:
             return self.structures, None
         pixels = sum(math.prod(size_of(source)) for source in self.sources)
         return self.structures, (self.images, pixels.bit_length(), self.structures, tuple(self.counts))
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Join the outputs of all images, as `given` gives them; raise `Bypass` for images that make no batch."""
+        """Join the outputs of all images, as `converted` gives them; raise `Bypass` for images that make no batch."""
         if self.verdict.layout is None:
             assert self.single, "only a call with a single image has no layout"
             return outputs[0]
@@ -226,9 +242,10 @@ class ProcessorCall:
     def _tried(self, description: tuple[Any, ...]) -> Verdict:
         """Return the verdict on this structure for every kind of source in the call, if they agree."""
         structure = self._cache.trials.structure(
-            self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), numbers=False))
+            self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), sizes=False))
         )
-        verdicts, self.structures = [], ()
+        self._verdicts: dict[Any, Verdict] = {}
+        self.structures = ()
         for trait, source in {trait_of(source): source for source in self.sources}.items():
             self.structures += (structure + encode(trait),)
             verdict = self._verdict(self.structures[-1], functools.partial(self._trial, source))
@@ -236,9 +253,9 @@ class ProcessorCall:
                 raise Bypass("its trial is still running")
             if not verdict.served and not (self.single and verdict.alone):
                 raise Bypass(f"{plain_class(type(self._processor)).__name__}: {verdict.reason}")
-            verdicts.append(verdict)
-        first = verdicts[0]
-        if any((other.layout, other.conversion) != (first.layout, first.conversion) for other in verdicts):
+            self._verdicts[trait] = verdict
+        first, *others = self._verdicts.values()
+        if any((other.layout, other.conversion) != (first.layout, first.conversion) for other in others):
             raise Bypass("kinds of images that join differently, in one batch")
         return first
 
@@ -264,8 +281,15 @@ class ProcessorCall:
         def trial() -> Verdict:
             picture = probes_like(source)[0]
             small, fewer = scaled_down(twin, options, lambda p, o: watched(lambda images: run(p, o, images))(picture))
-            lists = functools.partial(run, small, {**fewer, "return_tensors": None}) if convertible else None
-            return try_processor(functools.partial(run, small, fewer), source, form, lists=lists, kind=kind)
+            listing = {**fewer, "return_tensors": None}
+            calls = Calls(
+                functools.partial(run, small, fewer),
+                kind,
+                functools.partial(run, small, listing) if convertible else None,
+                functools.partial(run, small, fewer | WITHOUT_LAST_STEPS),
+                functools.partial(run, small, listing | WITHOUT_LAST_STEPS),
+            )
+            return try_processor(calls, source, form)
 
         return trial
 
@@ -301,7 +325,7 @@ class ImageCall:
     def compute(self, _: int) -> Any:
         """Run the real processor; keep nothing if the source is no longer what its key says."""
         before = random_states()
-        raw = self.parent.process([self.source])
+        raw = self.parent.process([self.source], self.parent.coding_of(self.source))
         return self.parent.checked(raw, self.source, self.key, before, source_changed())
 
     def given(self, raw: Any) -> Any:
@@ -310,7 +334,11 @@ class ImageCall:
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output of a list of this image."""
-        return self.given(items[0].thaw())
+        return converted(items[0].thaw(), self.parent.verdict)
+
+    def outlined(self, item: Item) -> Any:
+        """Return an item's output, as it was asked for, without its pixels."""
+        return outline(converted(item.value, self.parent.verdict))
 
 
 def converted(raw: Any, verdict: Verdict) -> Any:

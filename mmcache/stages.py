@@ -250,7 +250,7 @@ class Stages:
             known = self._geometries.get(of_size)
         if known is not None and self._pixels != "now" and part.key not in self._cache.memory:
             return known
-        outlined = outline(part.given(self._cache.items(part)[0].value))
+        outlined = part.outlined(self._cache.items(part)[0])
         if part.parent.verdict.steady_geometry:
             with self._lock:
                 self._geometries[of_size] = outlined

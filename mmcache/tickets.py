@@ -3,14 +3,14 @@
 import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mmcache.cache import Cache
 from mmcache.calls import Bypass
 from mmcache.errors import ItemGone, NotEncodable, NotJoinable
 from mmcache.fingerprints import encode, kind_of
-from mmcache.items import Item, is_tensor
+from mmcache.items import Item, expanded, is_tensor
 from mmcache.layout.geometry import outline, summary
 from mmcache.layout.probes import size_of
 from mmcache.layout.trial import Verdict
@@ -70,6 +70,8 @@ class Ticket:
     def __getstate__(self) -> dict[str, Any]:
         """Travel without the pin, and without the source if it is not to be carried."""
         state = {name: value for name, value in vars(self).items() if name not in ("_let_go", "structures")}
+        # Its item brings what codes need.
+        state["verdict"] = replace(self.verdict, coding=None)
         return state if self.carry_source else {**state, "source": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -157,7 +159,7 @@ class Execution:
 
     def given(self, raw: Any) -> Any:
         """Return what was computed for a single ticket as tensors."""
-        return converted(raw, self._tickets[0].verdict)
+        return converted(expanded(raw), self._tickets[0].verdict)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Join the items as the processor would, having compared them with what their sizes promised."""
@@ -166,14 +168,14 @@ class Execution:
             if summary(outline(value)) != ticket.geometry:
                 self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
-        return self.given(items[0].thaw()) if self.single else self._joined(values)
+        return converted(items[0].thaw(), self._tickets[0].verdict) if self.single else self._joined(values)
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
         """Return that of the plain call, where one call gives the same: all sources here, all options equal."""
         tickets = self._tickets
         structures = tickets[0].structures
         alike = structures and all(ticket.source is not None for ticket in tickets)
-        if (self.single and tickets[0].verdict.conversion is None) or not alike:
+        if (self.single and tickets[0].verdict.as_it_came) or not alike:
             return None
         if not _all_equal([ticket.options for ticket in tickets]):
             return None

@@ -14,6 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from mmcache.items.buffers import empty, is_large
+from mmcache.items.codes import Coded
+
 # Constants are shared, not copied: nobody can change them.
 _CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 
@@ -103,9 +106,17 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def expanded(value: Any) -> Any:
+    """Return a tree in which all codes are what they stand for, in fresh memory; all else is the same."""
+    return copy_tree(value, lambda leaf: leaf.expanded() if isinstance(leaf, Coded) else leaf)
+
+
 def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Coded):
+        return leaf.expanded()
     if is_tensor(leaf):
-        return leaf.clone()
+        plain = leaf.device.type == "cpu" and str(leaf.layout) == "torch.strided" and leaf.is_contiguous()
+        return empty(leaf.shape, leaf.dtype).copy_(leaf) if plain and is_large(leaf.nbytes) else leaf.clone()
     if isinstance(leaf, np.ndarray):
         return np.array(leaf, order="K", copy=True)
     return leaf
@@ -113,6 +124,8 @@ def _copy_leaf(leaf: Any) -> Any:
 
 def _copy_outside_inference(leaf: Any) -> Any:
     """Copy a leaf so that it can be used everywhere: a tensor made under ``inference_mode`` is refused by autograd."""
+    if isinstance(leaf, Coded):  # made for an item
+        return leaf
     if not is_tensor(leaf):
         return _copy_leaf(leaf)
     torch = sys.modules["torch"]
@@ -134,7 +147,7 @@ def _container_bytes(node: Any) -> int:
 def _leaf_bytes(leaf: Any) -> int:
     if is_tensor(leaf):
         return int(leaf.untyped_storage().nbytes()) + _NODE_BYTES
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray | Coded):
         return leaf.nbytes + _NODE_BYTES
     return sys.getsizeof(leaf) + _NODE_BYTES
 
@@ -142,7 +155,11 @@ def _leaf_bytes(leaf: Any) -> int:
 def _check_leaf(leaf: Any) -> None:
     kind = type(leaf)
     # A record (np.void) is the one numpy scalar that can be written to.
-    if kind in _CONSTANTS or (isinstance(leaf, np.generic | np.dtype | enum.Enum) and not isinstance(leaf, np.void)):
+    if (
+        kind is Coded
+        or kind in _CONSTANTS
+        or (isinstance(leaf, np.generic | np.dtype | enum.Enum) and not isinstance(leaf, np.void))
+    ):
         return
     if kind is np.ndarray:
         if leaf.dtype.hasobject:

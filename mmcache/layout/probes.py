@@ -17,6 +17,12 @@ _PICTURES = (
     (64, 48, "black"), (80, 80, "grey"), (720, 700, "noise"), (380, 1200, "noise"),
 )  # fmt: skip
 
+# The side of a square of one value: large enough to keep it when the picture is resized to 224 pixels or so.
+_SQUARE = 28
+
+# The size of a picture that shows one value only.
+_SMALL = (56, 56)
+
 # The batches that a layout is found on: equal sizes, repeats, both orders, unequal sizes, 2 to 5 images, large first.
 BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7), (8, 4))
 
@@ -45,9 +51,22 @@ def size_of(source: Any) -> tuple[int, ...]:
 
 def probes_like(source: Any) -> list[Any]:
     """Return nine small sources with the trait of this one."""
-    if isinstance(source, Image.Image):
-        return [_image_like(source, *picture) for picture in _PICTURES]
-    return [_array_like(source, *picture) for picture in _PICTURES]
+    return [_like(source, *picture) for picture in _PICTURES]
+
+
+def all_values_like(source: Any) -> Any:
+    """Return a source with the trait of this one that shows every value from 0 to 255, each in a large square."""
+    return _like(source, 16 * _SQUARE, 16 * _SQUARE, "squares")
+
+
+def one_value_like(source: Any, value: int) -> Any:
+    """Return a small source with the trait of this one that shows one value only."""
+    return _like(source, *_SMALL, str(value))
+
+
+def _like(source: Any, height: int, width: int, content: str) -> Any:
+    make = _image_like if isinstance(source, Image.Image) else _array_like
+    return make(source, height, width, content)
 
 
 def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -55,6 +74,11 @@ def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[A
         return np.zeros((height, width, channels), np.uint8)
     if content == "grey":
         return np.full((height, width, channels), 119, np.uint8)
+    if content.isdigit():
+        return np.full((height, width, channels), int(content), np.uint8)
+    if content == "squares":
+        rows, columns = np.arange(height)[:, None] // _SQUARE, np.arange(width)[None] // _SQUARE
+        return np.repeat((rows * 16 + columns).astype(np.uint8)[..., None], channels, axis=2)
     seed = height * 1000 + width + (content == "other noise")
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
 
@@ -62,7 +86,10 @@ def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[A
 def _image_like(source: Image.Image, height: int, width: int, content: str) -> Image.Image:
     rgba = Image.fromarray(_paint(height, width, content, 4))
     if source.mode == "P":
-        image = rgba.convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE)
+        # Of one colour each, a quantized square is not what it was; greys are palettes by themselves.
+        grey = content == "squares" or content.isdigit()
+        rgb = rgba.convert("RGB")
+        image = rgb.convert("L").convert("P") if grey else rgb.quantize(64, method=Image.Quantize.FASTOCTREE)
     else:
         # Modes without a way from RGBA go over RGB; those without any raise, and the trial says so.
         image = rgba if source.mode == "RGBA" else rgba.convert("RGB")
