@@ -98,13 +98,15 @@ class Coded:
     """A tensor or array in an item, as codes.
 
     ``codes`` is a uint8 tensor (before, channels, 1, rest), private to the item; ``shape`` and ``kind`` ("pt" or "np")
-    are those of what it stands for.
+    are those of what it stands for. With ``cast`` it is expanded straight into that dtype of torch's, to the bits that
+    casting gives.
     """
 
     codes: Any
     expansion: Expansion
     shape: tuple[int, ...]
     kind: str
+    cast: Any = None
 
     @classmethod
     def of(cls, pixels: Any, expansion: Expansion) -> "Coded":
@@ -126,7 +128,7 @@ class Coded:
     def dtype(self) -> Any:
         """The dtype of what it stands for, torch's or numpy's."""
         table = self.expansion.table
-        return table.dtype if self.kind == "pt" else table.numpy().dtype
+        return (self.cast or table.dtype) if self.kind == "pt" else table.numpy().dtype
 
     @property
     def nbytes(self) -> int:
@@ -137,13 +139,17 @@ class Coded:
         """Return the same as a tensor or array, with shared codes."""
         return replace(self, kind=kind)
 
+    def as_dtype(self, dtype: Any) -> "Coded":
+        """Return the same, to be expanded as another dtype of torch's, with shared codes."""
+        return replace(self, cast=dtype)
+
     def alone(self) -> "Coded":
         """Return the same with a new dim 0 of one, with shared codes."""
         return replace(self, shape=(1, *self.shape))
 
     def expanded(self) -> Any:
         """Return what it stands for, in fresh memory."""
-        tensor = empty(self.shape, self.expansion.table.dtype)
+        tensor = empty(self.shape, self.cast or self.expansion.table.dtype)
         self.write(tensor)
         return tensor if self.kind == "pt" else tensor.numpy()
 
