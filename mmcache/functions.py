@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from mmcache.cache import Cache
 from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
-from mmcache.fingerprints import UndecodableSource, encode, handling
+from mmcache.fingerprints import UndecodableSource, encode, handling, samples_of
 from mmcache.fingerprints.code import CodeIdentity, is_method
 from mmcache.fingerprints.identity import RefusedOptions, describe_processor, modes, surroundings
 from mmcache.items import Item
@@ -122,6 +122,8 @@ def _decorated(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if used.passes(lambda: plan.samples(args, kwargs), 1):
+                return used.processed(functools.partial(function, *args, **kwargs))
             return used.serve(_FunctionCall(plan, used, args, kwargs))
 
     vars(wrapper).update(__mmcache_original__=function, cache=used, cache_info=used.cache_info, cache_clear=used.clear)
@@ -165,6 +167,11 @@ class _Plan:
                 self.name, "it is a method, and its object can be anything (a version has to cover the object too)"
             )
         return CodeIdentity(self.function)
+
+    def samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        first = next(iter(self.signature.parameters)) == self.source
+        source = kwargs.get(self.source, args[0] if first and args else None)
+        return samples_of(source if self.layout is not None and isinstance(source, list) else [source])
 
     def identity(self) -> tuple[Any, ...]:
         return self._code.current() if self._code is not None else self._versioned

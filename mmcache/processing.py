@@ -164,7 +164,7 @@ class ProcessorCall:
         """
         if coding is not None:
             # Whatever is wrong with it is the usual call's to say, just below.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception), processors_own():
                 return coding.coded(self._original(self._processor, images, **(self._made_with | WITHOUT_LAST_STEPS)))
         with processors_own():
             return self._original(self._processor, images, **(self._options if asked else self._made_with))

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mmcache.cache import Cache
 from mmcache.errors import BadArgument, InUse
+from mmcache.fingerprints import samples_of
 from mmcache.fingerprints.identity import plain_class, slots_of
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.processing import ProcessorCall
@@ -136,6 +137,8 @@ def _new_wrapped_class(plain: type) -> type:
         cache = getattr(self, _CACHE, None)
         if cache is None:
             return original(self, *args, **options)
+        if _passes(cache, args, options):
+            return cache.processed(functools.partial(original, self, *args, **options))
         call = ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS, refused=refused)
         return cache.serve(call)
 
@@ -169,6 +172,13 @@ def _let_datasets_see_the_plain_one(wrapped: type) -> None:
         pickler.memo[id(processor)] = pickler.memo[id(plain)]
 
 
+def _passes(cache: Cache, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether a call is plain since nothing comes back: known before there is anything made for it."""
+    images = args[0] if args else options.get("images")
+    listed = images if isinstance(images, list | tuple) else [images]
+    return cache.passes(functools.partial(samples_of, listed), len(listed))
+
+
 def _refusal(cls: type) -> str:
     """Return why a class is never looked up, or ""."""
     return "videos are not cached" if _takes(cls) == "videos" else ""
@@ -180,6 +190,8 @@ def _served(cls: type, original: Callable[..., Any], cache: Cache) -> Callable[.
 
     @functools.wraps(original)
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+        if _passes(cache, args, options):
+            return cache.processed(functools.partial(original, self, *args, **options))
         return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0, refused=refused))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]

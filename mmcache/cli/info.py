@@ -85,7 +85,7 @@ def _variables_for(environment: Mapping[str, str]) -> Iterator[str]:
 def _checked_settings() -> tuple[dict[str, Any], str]:
     """Return the settings of a cache that is made here without arguments, and what is wrong with them, or ""."""
     try:
-        settings = resolve(None, "default", None, None, None, None)
+        settings = resolve(None, "default", None, None, None, None, None)
         hasher = choose_hasher(settings.hasher, secret=resolve_secret(None), exposed=False)
     except MMCacheError as problem:
         return {}, str(problem)

@@ -4,6 +4,7 @@ from mmcache.fingerprints.content import Fingerprint, fingerprint
 from mmcache.fingerprints.encoding import encode
 from mmcache.fingerprints.hashers import SHA256, Hasher, HashState, choose_hasher, derive
 from mmcache.fingerprints.loading import UndecodableSource, load
+from mmcache.fingerprints.sampling import samples_of
 from mmcache.fingerprints.sources import (
     SCHEME,
     Kind,
@@ -32,4 +33,5 @@ __all__ = [
     "kind_of",
     "load",
     "read_encoded",
+    "samples_of",
 ]
