@@ -24,6 +24,9 @@ _DEAREST_IMAGE = 0.005
 # What a call that passes costs all the same, in seconds.
 _PASSING = 50e-6
 
+# What a call that passes earns at least.
+_LEAST = 1e-6
+
 # Even a sample costs more than may be spent on small images, so it is taken of one in four calls only; for a while after a
 # repeat, of all.
 _ONE_IN, _WATCHED_CALLS = 4, 512
@@ -49,7 +52,6 @@ class Budget:
 
     def lets_pass(self, samples: Callable[[], Sequence[int]]) -> bool:
         """Whether images are to be processed without a look-up, now that nothing is left; samples them now and then."""
-        self._change(-_PASSING)
         self._turn = (self._turn + 1) % _ONE_IN
         if self._turn and self._watched <= 0:
             return True
@@ -61,7 +63,7 @@ class Budget:
         self._seen.update(taken)
         if repeated:
             self._watched = _WATCHED_CALLS
-        return not repeated or self._left < -_BEGINNING
+        return not repeated or self._left <= -_BEGINNING
 
     def earn(self, seconds: float) -> None:
         """Earn what a hit saved."""
@@ -71,10 +73,14 @@ class Budget:
         """Earn a share of the time that the processor took."""
         self._change(self._share * seconds)
 
+    def passed(self, seconds: float) -> None:
+        """Earn what is left of that share after a call that passed; a little in any case, so that no debt lasts."""
+        self._change(max(_LEAST, self._share * seconds - _PASSING))
+
     def pay(self, seconds: float, images: int) -> None:
         """Pay for the look-up of some images."""
         self._change(-min(seconds, _DEAREST_IMAGE * max(1, images)))
 
     def _change(self, seconds: float) -> None:
-        self._left = max(-2 * _BEGINNING, min(_MOST, self._left + seconds))
+        self._left = max(-_BEGINNING, min(_MOST, self._left + seconds))
         self.exhausted = self._left <= 0 and self._share < 1

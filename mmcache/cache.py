@@ -121,7 +121,7 @@ class Cache:
         finally:
             self._budget.pay(time.thread_time() - processor_seconds() - before, call.images)
         self.settle_failure(call, failure)
-        return self.processed(call.plain)
+        return self._plainly(call)
 
     def passes(self, samples: Callable[[], Sequence[int]], images: int) -> bool:
         """Whether images are processed without a look-up, since that costs more than may be spent; count them if so.
@@ -140,11 +140,18 @@ class Cache:
             return False
         return True
 
-    def processed(self, plain: Callable[[], Any]) -> Any:
-        """Run the plain processor, whose time is what the budget comes from."""
+    def passed(self, plain: Callable[[], Any]) -> Any:
+        """Return what the plain processor gives for images of which `passes` was said."""
         started = time.perf_counter()
         try:
             return plain()
+        finally:
+            self._budget.passed(time.perf_counter() - started)
+
+    def _plainly(self, call: Call) -> Any:
+        started = time.perf_counter()
+        try:
+            return call.plain()
         finally:
             self._budget.processed(time.perf_counter() - started)
 

@@ -123,7 +123,7 @@ def _decorated(
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if used.passes(lambda: plan.samples(args, kwargs), 1):
-                return used.processed(functools.partial(function, *args, **kwargs))
+                return used.passed(functools.partial(function, *args, **kwargs))
             return used.serve(_FunctionCall(plan, used, args, kwargs))
 
     vars(wrapper).update(__mmcache_original__=function, cache=used, cache_info=used.cache_info, cache_clear=used.clear)

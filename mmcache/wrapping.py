@@ -138,7 +138,7 @@ def _new_wrapped_class(plain: type) -> type:
         if cache is None:
             return original(self, *args, **options)
         if _passes(cache, args, options):
-            return cache.processed(functools.partial(original, self, *args, **options))
+            return cache.passed(functools.partial(original, self, *args, **options))
         call = ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS, refused=refused)
         return cache.serve(call)
 
@@ -191,7 +191,7 @@ def _served(cls: type, original: Callable[..., Any], cache: Cache) -> Callable[.
     @functools.wraps(original)
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
         if _passes(cache, args, options):
-            return cache.processed(functools.partial(original, self, *args, **options))
+            return cache.passed(functools.partial(original, self, *args, **options))
         return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0, refused=refused))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]

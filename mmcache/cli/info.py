@@ -21,7 +21,8 @@ _PACKAGES = ("torch", "torchvision", "transformers", "Pillow", "xxhash", "blake3
 # Variables whose values are nobody's secret. Of any other one, known or not, it is only said that it is set: tiers
 # may be URLs with a password in them.
 _PUBLIC_VARIABLES = frozenset(
-    f"MMCACHE_{name}" for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE", "DISABLED")
+    f"MMCACHE_{name}"
+    for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE", "MAX_OVERHEAD", "DISABLED")
 )
 
 
