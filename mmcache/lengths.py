@@ -48,7 +48,7 @@ def geometry(processor: Any, images_or_sizes: Iterable[Any], **options: Any) -> 
     Returns:
         One dict for each image: integer outputs (grids, sizes) as nested lists, shapes of pixels as tuples, as in
         `Ticket.geometry`; for a ``Processor`` also ``"num_tokens"``, the number of placeholder tokens, or None if it
-        expands none. Where only that number is sure, it stands alone. None in place of a dict where nothing is sure,
+        expands none or the number is not known. Where only that number is sure, it stands alone. None in place of a dict where nothing is sure,
         and for images that the processor refuses. An image is only processed if nothing else tells; for a size, a
         picture of that size is, once, unless outputs depend on what is in a picture.
 
@@ -144,6 +144,11 @@ class _Trust:
     areas: tuple[int, int]
     slenderness: tuple[float, float]
 
+    @property
+    def shown(self) -> bool:
+        """Whether any picture of this trait was taken."""
+        return self.areas[0] <= self.areas[1]
+
     def reaches(self, asked: _Asked) -> bool:
         low, high = self.areas
         slim, wide = self.slenderness
@@ -173,7 +178,26 @@ class _Knowledge:
                 if not steady or one.key not in found:
                     found[one.key] = self._answer(one)
                 answers.append(copy.deepcopy(found[one.key]))
+            if not any(answers):
+                self._raise_if_refused(asked)
         return answers
+
+    def _raise_if_refused(self, asked: Sequence[_Asked]) -> None:
+        """Raise what the processor raises if it takes neither small pictures nor those that were asked for."""
+        if any(self._trust(one).shown for one in asked):
+            return
+        failure: Exception | None = None
+        for one in list({one.key: one for one in asked}.values())[:_MOST_REFUSED]:
+            if one.source is None and one.area > _MOST_PIXELS:
+                return
+            try:
+                self._observer.observed(one.picture())
+            except Exception as error:  # noqa: BLE001 - raised below, unless another picture is taken
+                failure = failure or error
+            else:
+                return
+        if failure is not None:
+            raise failure
 
     def source(self, asked: _Asked) -> str:
         self.answers([asked])
@@ -213,12 +237,11 @@ class _Knowledge:
         return self._trusts[asked.trait]
 
     def _try(self, asked: _Asked) -> _Trust:
-        """Try both ways on small pictures; raise what the processor raises if it refuses all, and what was asked for."""
+        """Try both ways on small pictures."""
         probes = [_Asked.of(probe) for probe in probes_like(asked.picture() if asked.source is not None else _sample())]
         real = [(probe, self._observer.attempted(probe.source)) for probe in probes]
         shown = [(probe, geometry) for probe, geometry in real if geometry is not None]
         if not shown:
-            self._observer.observed(asked.picture())
             return _Trust(False, False, False, (1, 0), (1.0, 0.0))
         steady = all(geometry == other for p, geometry in shown for q, other in shown if p.size == q.size)
         trust = _Trust(

@@ -13,6 +13,9 @@ from mmcache.wrapping import takes_images
 # Each output's integers as nested lists, or the shape of its pixels; for a Processor also "num_tokens".
 Geometry = dict[str, Any]
 
+# Texts that a Processor may want beside an image in whose geometry it has no say; the last one is none.
+_ANY_TEXTS: tuple[dict[str, str], ...] = ({"text": "a"}, {})
+
 # What changes values and no shapes: where it can be turned off, a run without pixels takes half the time.
 _VALUES_ONLY = ("do_rescale", "do_normalize")
 
@@ -30,10 +33,13 @@ class Observer:
         if self._processor is not None:
             self._processor.image_processor = image_processor
         self.counts_tokens = not alone
-        placeholder = getattr(self._processor, "image_token", None)
+        token = getattr(self._processor, "image_token", None)
+        placeholder = getattr(token, "content", token)  # it may be an AddedToken
         self._placeholder = placeholder if isinstance(placeholder, str) else None
+        self._texts = ({"text": placeholder}, *_ANY_TEXTS) if isinstance(placeholder, str) else _ANY_TEXTS
         self._options = dict(options)
         self._arriving: dict[str, Any] = dict(options)
+        self._placeholder_was_tried = False
 
     def attempted(self, picture: Any) -> Geometry | None:
         """Return what a picture's outputs are like; None if the processor refuses it."""
@@ -50,7 +56,7 @@ class Observer:
         before = random_states()
         try:
             with computing():
-                return self._expanded(picture) if self._placeholder is not None else self._alone(picture)
+                return self._expanded(picture) if self._processor is not None else self._alone(picture)
         finally:
             if random_states() != before:
                 before.restore()
@@ -92,22 +98,50 @@ class Observer:
         return dict.fromkeys([name for name in _VALUES_ONLY if name in names], False)
 
     def _expanded(self, picture: Any) -> Geometry:
-        """Have the Processor expand one placeholder; note what its image processor is given, and gives."""
-        seen: list[Any] = []
+        """Have the Processor expand one placeholder; note what its image processor is given, and gives.
+
+        Of a text that it does not take only the image's part counts; where it takes none that is known here, its error
+        for the first is raised.
+        """
+        failure: Exception | None = None
+        for text in self._texts:
+            seen, tokens, error = self._shown(text, picture)
+            if not seen:  # it is the text that is refused
+                failure = failure or error
+                continue
+            if (output := seen[-1].get("output")) is None:
+                assert error is not None, "an image processor that gives nothing raises"
+                raise error
+            self._texts = (text,)
+            self._arriving = seen[-1]["given"]
+            return {**summary(output), "num_tokens": self._trusted(tokens, text, picture)}
+        assert failure is not None, "there are texts"
+        raise failure
+
+    def _shown(self, text: dict[str, str], picture: Any) -> tuple[list[dict[str, Any]], int, Exception | None]:
+        """Return what the image processor was given and gave, how many placeholder tokens came out, and an error."""
+        seen: list[dict[str, Any]] = []
         vars(self._image_processor)["_mmcache_seen"] = seen
         options = {**copy.deepcopy(self._options), "return_tensors": "pt"}
-        tokens = None
         try:
-            inputs = self._processor(text=self._placeholder, images=[picture], **options)
-            tokens = self._image_tokens(inputs["input_ids"].tolist()) or None
-        except Exception:
-            if not seen:
-                raise
-            # The image is fine: it is a text of one placeholder that this Processor does not take.
+            inputs = self._processor(images=[picture], **text, **options)
+            return seen, self._image_tokens(inputs["input_ids"].tolist()), None
+        except Exception as error:  # noqa: BLE001 - sorted out by the caller
+            return seen, 0, error
         finally:
             del vars(self._image_processor)["_mmcache_seen"]
-        self._arriving, output = seen[-1]
-        return {**summary(output), "num_tokens": tokens}
+
+    def _trusted(self, tokens: int, text: dict[str, str], picture: Any) -> int | None:
+        """Return a number of tokens that one placeholder gave; None if there is none, or it is not the placeholder's."""
+        if not tokens or text.get("text") != self._placeholder:
+            return None
+        if not self._placeholder_was_tried:
+            self._placeholder_was_tried = True
+            # Some put tokens of their own before the text: then a placeholder in it is one too many.
+            if self._shown(_ANY_TEXTS[0], picture)[1]:
+                self._placeholder = None
+                return None
+        return tokens
 
     def _image_tokens(self, samples: list[list[int]]) -> int:
         ids = getattr(self._processor, "image_token_ids", None) or [getattr(self._processor, "image_token_id", None)]
@@ -117,12 +151,13 @@ class Observer:
 def _recording(plain: type) -> type:
     """Make the class of an image processor that notes, where it is asked to, its options and outputs without pixels."""
 
-    def preprocess(self: Any, images: Any, **given: Any) -> Any:
+    def preprocess(self: Any, images: Any, *args: Any, **given: Any) -> Any:
         seen = vars(self).get("_mmcache_seen")
         if seen is None:
-            return plain.preprocess(self, images, **given)  # type: ignore[attr-defined]
-        output = plain.preprocess(self, images, **{**given, "return_tensors": "pt"})  # type: ignore[attr-defined]
-        seen.append((given, outline(output)))
+            return plain.preprocess(self, images, *args, **given)  # type: ignore[attr-defined]
+        seen.append({"given": given})
+        output = plain.preprocess(self, images, *args, **{**given, "return_tensors": "pt"})  # type: ignore[attr-defined]
+        seen[-1]["output"] = outline(output)
         # A Processor may read its image processor's outputs as numbers, even where it needs their shapes only.
         return filled(output)
 

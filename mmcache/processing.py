@@ -26,7 +26,7 @@ from mmcache.layout.conversion import KINDS
 from mmcache.layout.geometry import outline
 from mmcache.layout.probes import probes_like, size_of, trait_of
 from mmcache.layout.scaling import scaled_down
-from mmcache.layout.trial import Calls, Form, Verdict, try_processor, watched
+from mmcache.layout.trial import Calls, Form, Verdict, try_processor, try_together, watched
 from mmcache.randomness import RandomStates, random_states
 
 _SOURCES = ("image", "array", "tensor")
@@ -244,30 +244,39 @@ class ProcessorCall:
         structure = self._cache.trials.structure(
             self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), sizes=False))
         )
-        self._verdicts: dict[Any, Verdict] = {}
-        self.structures = ()
-        for trait, source in {trait_of(source): source for source in self.sources}.items():
-            self.structures += (structure + encode(trait),)
-            verdict = self._verdict(self.structures[-1], functools.partial(self._trial, source))
-            if verdict is None:
-                raise Bypass("its trial is still running")
-            if not verdict.served and not (self.single and verdict.alone):
-                raise Bypass(f"{plain_class(type(self._processor)).__name__}: {verdict.reason}")
-            self._verdicts[trait] = verdict
+        kinds = {trait_of(source): source for source in self.sources}
+        self.structures = tuple(structure + encode(trait) for trait in kinds)
+        self._verdicts = {
+            trait: self._verdict(key, functools.partial(self._trial, [source]))
+            for key, (trait, source) in zip(self.structures, kinds.items(), strict=True)
+        }
         first, *others = self._verdicts.values()
         if any((other.layout, other.conversion) != (first.layout, first.conversion) for other in others):
             raise Bypass("kinds of images that join differently, in one batch")
+        if others:
+            together = structure + encode(("together", sorted(self.structures)))
+            self._verdict(together, functools.partial(self._trial, list(kinds.values()), first))
         return first
 
-    def _verdict(self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]]) -> Verdict | None:
+    def _verdict(self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]]) -> Verdict:
+        """Return the verdict on a structure, from its trial if there was none; raise `Bypass` if it does not serve."""
         if self._patience > 0 or self._cache.trials.begun(structure):
-            return self._cache.trials.verdict(structure, prepare, patience=self._patience)
-        # In the background, a trial begins after a plain run that drew no random numbers (see `plain`).
-        self._untried.append((structure, prepare))
-        return None
+            verdict = self._cache.trials.verdict(structure, prepare, patience=self._patience)
+        else:
+            # In the background, a trial begins after a plain run that drew no random numbers (see `plain`).
+            self._untried.append((structure, prepare))
+            verdict = None
+        if verdict is None:
+            raise Bypass("its trial is still running")
+        if not verdict.served and not (self.single and verdict.alone):
+            raise Bypass(f"{plain_class(type(self._processor)).__name__}: {verdict.reason}")
+        return verdict
 
-    def _trial(self, source: Any) -> Callable[[], Verdict]:
-        """Return the trial on a copy of the processor, so that the caller's stays as it is."""
+    def _trial(self, kinds: Sequence[Any], apart: Verdict | None = None) -> Callable[[], Verdict]:
+        """Return the trial on a copy of the processor, so that the caller's stays as it is.
+
+        That of a kind of source, or of several together, on which ``apart`` is the verdict.
+        """
         # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
         twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
         kind = options.get("return_tensors")
@@ -279,17 +288,19 @@ class ProcessorCall:
                 return original(processor, images, **options)
 
         def trial() -> Verdict:
-            picture = probes_like(source)[0]
+            picture = probes_like(kinds[0])[0]
             small, fewer = scaled_down(twin, options, lambda p, o: watched(lambda images: run(p, o, images))(picture))
-            listing = {**fewer, "return_tensors": None}
+            call, listing = functools.partial(run, small, fewer), {**fewer, "return_tensors": None}
+            if apart is not None:
+                return try_together(call, kinds, form, apart)
             calls = Calls(
-                functools.partial(run, small, fewer),
+                call,
                 kind,
                 functools.partial(run, small, listing) if convertible else None,
                 functools.partial(run, small, fewer | WITHOUT_LAST_STEPS),
                 functools.partial(run, small, listing | WITHOUT_LAST_STEPS),
             )
-            return try_processor(calls, source, form)
+            return try_processor(calls, kinds[0], form)
 
         return trial
 

@@ -97,7 +97,19 @@ class Stages:
         if isinstance(placeholder, str):
             # Through the Processor, which may override options of its image processor with defaults of its own.
             return self.add_request(placeholder, [image], **options).tickets[0]
+        return self._through_any_text(image, options) if self._processor is not None else self._alone(image, options)
+
+    def _alone(self, image: Any, options: dict[str, Any]) -> Ticket:
         return self._tickets([image], options)[0][0]
+
+    def _through_any_text(self, image: Any, options: dict[str, Any]) -> Ticket:
+        """Take in an image of a Processor whose text does not name it, but whose options are not all the image's."""
+        try:
+            (ticket,) = self.add_request("a", [image], **options).tickets
+        except Exception:  # noqa: BLE001 - a Processor that takes no such text; what is wrong with the image comes up here
+            return self._alone(image, options)
+        ticket.num_tokens = None
+        return ticket
 
     def add_request(self, text: Any, images: Any = None, **options: Any) -> Request:
         """Take in the text and images of one request; return token ids with expanded placeholders, and tickets.

@@ -87,7 +87,7 @@ def _over_parts(processor: ProcessorT, change: Callable[[Any], Any]) -> Processo
         changed: ProcessorT = change(processor)
         return changed
     parts = {name: getattr(processor, name, None) for name in ("image_processor", "video_processor")}
-    if not takes_images(type(parts["image_processor"])):
+    if not _takes(type(parts["image_processor"])):
         raise BadArgument("processor", processor if isinstance(processor, type) else type(processor), _ACCEPTED)
     twin = copy.copy(processor)
     for name, part in parts.items():

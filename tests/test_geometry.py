@@ -12,6 +12,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import mmcache
 from mmcache import lengths
@@ -276,3 +278,38 @@ def test_threads_that_ask_at_the_same_time_get_the_same_answers() -> None:
     for thread in threads:
         thread.join()
     assert found == [[real(processor, *size) for size in SIZES]] * 4
+
+
+def test_a_processor_without_placeholder_is_given_its_own_options_and_the_image_processor_its_own(
+    clip_processor: Any,
+) -> None:
+    expected = {"pixel_values": (1, 3, 224, 224), "num_tokens": None}
+    assert mmcache.geometry(clip_processor, [(64, 96)], padding=True) == [expected]
+    given = {"images_kwargs": {"do_resize": False, "do_center_crop": False}}
+    assert mmcache.geometry(clip_processor, [(64, 96)], **given) == [{**expected, "pixel_values": (1, 3, 64, 96)}]
+    with mmcache.Cache("64MiB") as cache, mmcache.Stages(clip_processor, cache=cache) as stages:
+        ticket = stages.add(picture(1), padding=True)
+        assert (ticket.geometry["pixel_values"], ticket.num_tokens) == ((1, 3, 224, 224), None)
+
+
+def test_sizes_that_are_refused_do_not_hide_one_that_is_not() -> None:
+    class Large(transformers.CLIPImageProcessor):
+        def preprocess(self, images: Any, *args: Any, **options: Any) -> Any:
+            if any(image.shape[-1] < 2000 if hasattr(image, "shape") else image.width < 2000 for image in images):
+                raise ValueError("too small")
+            return super().preprocess(images, *args, **options)
+
+    large = picture(2, 2100, 30)
+    assert mmcache.geometry(Large(), [(48, 64), large]) == [None, {"pixel_values": (1, 3, 224, 224)}]
+    assert mmcache.geometry(Large(), [(30, 2100), (48, 64)]) == [None, None]
+    with pytest.raises(ValueError, match="too small"):
+        mmcache.geometry(Large(), [(48, 64), (64, 64)])
+
+
+@pytest.fixture(scope="module")
+def clip_processor() -> Any:
+    words = WordLevel({"a": 0, "[UNK]": 1, "[PAD]": 2}, unk_token="[UNK]")
+    tokenizer = transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=Tokenizer(words), unk_token="[UNK]", pad_token="[PAD]"
+    )
+    return transformers.CLIPProcessor(transformers.CLIPImageProcessor(), tokenizer)  # type: ignore[no-untyped-call]

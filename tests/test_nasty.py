@@ -342,3 +342,23 @@ def test_numbers_drawn_for_some_pictures_only_are_drawn_each_time(cache: mmcache
     assert_as_plain(RandomSometimes(), mmcache.wrap(RandomSometimes(), cache), [A, dark, dark, A, dark, dark, dark])
     reasons = cache.cache_info().bypass_reasons
     assert any("random" in reason for reason in reasons), reasons
+
+
+class LikeTheFirst(Nasty):
+    """Makes every picture of a batch as colourful as the first."""
+
+    def preprocess(self, images: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(images, list):
+            images = [image.convert(images[0].mode) for image in images]
+        return super().preprocess(images, *args, **options)
+
+
+def test_kinds_that_are_fine_apart_and_not_together_are_caught_by_the_trial(cache: mmcache.Cache) -> None:
+    plain = LikeTheFirst()
+    wrapped = mmcache.wrap(plain, cache)
+    grey = [A.convert("L"), B.convert("L")]
+    for batch in ([A, B], grey, [grey[0], B], [A, grey[1]], [A, B]):
+        assert difference(plain(batch, return_tensors="np"), wrapped(batch, return_tensors="np")) == ""
+    info = cache.cache_info()
+    assert any("kinds of images together" in reason for reason in info.bypass_reasons)
+    assert (info.bypassed, info.hits) == (4, 2)

@@ -5,6 +5,7 @@ neighbours, on their order or on the calls before, or whose batches no layout ex
 so, and every such call goes to the plain processor.
 """
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,9 @@ _Batch = Sequence[Any]
 
 # Pictures with their outputs.
 _Singles = Sequence[tuple[Any, Any]]
+
+# So many pictures of each kind are tried together with those of other kinds: the first two are of one size.
+_PROBES_TOGETHER = 3
 
 # With fewer small pictures than this that a processor accepts, nothing is proved.
 _FEWEST_PROBES = 3
@@ -127,6 +131,43 @@ def try_processor(calls: Calls, source: Any, form: Form) -> Verdict:
             reason=str(found), steady_geometry=steady and alone, alone=alone,
             conversion=conversion if alone else None, coding=coding if alone else None,
         )  # fmt: skip
+
+
+def try_together(call: Callable[[Any], Any], kinds: Sequence[Any], form: Form, apart: Verdict) -> Verdict:
+    """Try batches of pictures of several kinds, on each of which ``apart`` is the verdict: is it theirs together?"""
+    assert apart.layout is not None, "what has several images has a layout"
+    call = watched(call)
+    try:
+        alike = [probes_like(source)[:_PROBES_TOGETHER] for source in kinds]
+        probes = [probe for pictures in zip(*alike, strict=True) for probe in pictures]
+        everything = list(range(len(probes)))
+        for batch in ([0, 1], [1, 0], everything, everything[::-1]):
+            if form == "nested":
+                _try_samples_together(call, probes, [batch[:1], batch[1:]], apart.layout)
+            else:
+                _try_images_together(call, probes, batch, apart.layout)
+    except (_Disagreement, NotStorable) as found:
+        return Verdict(reason=f"kinds of images together: {found}")
+    return apart
+
+
+def _try_images_together(call: Callable[[Any], Any], probes: Sequence[Any], batch: _Batch, layout: Layout) -> None:
+    outputs = [freeze(call([probes[i]])).value for i in batch]
+    expected = _outcome(call, [probes[i] for i in batch])
+    _same_outcome(lambda: layout.join(outputs), expected, f"a batch of {len(batch)}")
+
+
+def _try_samples_together(call: Callable[[Any], Any], probes: Sequence[Any], batch: _Batch, layout: Layout) -> None:
+    samples = [[probes[i] for i in sample] for sample in batch]
+    if layout.whole_samples:
+        outputs = [_outcome(call, [sample]) for sample in samples]
+        if any(isinstance(output, Exception) for output in outputs):
+            raise _Disagreement("a sample of them is refused")
+        join = functools.partial(layout.join_samples, outputs)
+    else:
+        outputs = [freeze(call([probe])).value for sample in samples for probe in sample]
+        join = functools.partial(layout.join_nested, outputs, [len(sample) for sample in samples])
+    _same_outcome(join, _outcome(call, samples), f"a nested list of {[len(sample) for sample in samples]}")
 
 
 def watched(call: Callable[[Any], Any]) -> Callable[[Any], Any]:
