@@ -13,8 +13,8 @@ from mmcache.wrapping import takes_images
 # Each output's integers as nested lists, or the shape of its pixels; for a Processor also "num_tokens".
 Geometry = dict[str, Any]
 
-# Texts that a Processor may want beside an image in whose geometry it has no say; the last one is none.
-_ANY_TEXTS: tuple[dict[str, str], ...] = ({"text": "a"}, {})
+# Texts that a Processor may want beside an image in whose geometry they have no say; the second is none.
+_ANY_TEXTS: tuple[dict[str, str], ...] = ({"text": "a"}, {}, {"text": "<image>"})
 
 # What changes values and no shapes: where it can be turned off, a run without pixels takes half the time.
 _VALUES_ONLY = ("do_rescale", "do_normalize")
@@ -100,18 +100,15 @@ class Observer:
     def _expanded(self, picture: Any) -> Geometry:
         """Have the Processor expand one placeholder; note what its image processor is given, and gives.
 
-        Of a text that it does not take only the image's part counts; where it takes none that is known here, its error
-        for the first is raised.
+        Of a text that it does not take only the image's part counts; where nothing comes of any text that is known
+        here, its error for the first is raised.
         """
         failure: Exception | None = None
         for text in self._texts:
             seen, tokens, error = self._shown(text, picture)
-            if not seen:  # it is the text that is refused
+            if not seen or (output := seen[-1].get("output")) is None:
                 failure = failure or error
                 continue
-            if (output := seen[-1].get("output")) is None:
-                assert error is not None, "an image processor that gives nothing raises"
-                raise error
             self._texts = (text,)
             self._arriving = seen[-1]["given"]
             return {**summary(output), "num_tokens": self._trusted(tokens, text, picture)}
