@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from mmcache import registry
+from mmcache.aliases import Aliases
 from mmcache.budget import Budget
 from mmcache.calls import Bypass, Call, ProcessorError, Unshared, processing, processor_seconds
 from mmcache.errors import ItemGone, SourceChanged
@@ -88,6 +89,7 @@ class Cache:
         self.stats = Stats(name, self._settings.log_interval)
         self.flight: Flight[Item | Unshared] = Flight(on_fault=self.stats.fault)
         self.trials = Trials()
+        self.aliases = Aliases()
         self._verification = Verification(self._settings.verify_rate)
         self._budget = Budget(self._settings.max_overhead)
         self.token = os.urandom(8)
@@ -103,8 +105,15 @@ class Cache:
 
         ``metadata`` is for code that may read more of an image than its pixels.
         """
-        fingerprint = digest_source(source, self.hasher, metadata=metadata)
-        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint, handling(source))
+        return self.key_of_content(identity, self.fingerprint(source, metadata=metadata))
+
+    def fingerprint(self, source: Any, *, metadata: bool) -> bytes:
+        """Return the digest of an image's content, with what decides how it is handled."""
+        return encode((digest_source(source, self.hasher, metadata=metadata), handling(source)))
+
+    def key_of_content(self, identity: bytes, fingerprint: bytes) -> bytes:
+        """Return the key of an image whose fingerprint is known."""
+        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint)
         return self.hasher.digest(encode(parts))
 
     def serve(self, call: Call) -> Any:
@@ -363,6 +372,7 @@ class Cache:
     def clear(self) -> None:
         """Drop every item. No call that begins after this gets a value whose computation began before it."""
         self.memory.clear()
+        self.aliases.clear()
         self.flight.forget()
 
     def settle(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from mmcache.cache import Cache
 from mmcache.calls import Bypass, ProcessorError, Unshared, processors_own
 from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
-from mmcache.fingerprints import encode, kind_of
+from mmcache.fingerprints import encode
 from mmcache.fingerprints.identity import (
     RefusedOptions,
     asking_for_lists,
@@ -24,12 +24,11 @@ from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.coding import WITHOUT_LAST_STEPS, Coding
 from mmcache.layout.conversion import KINDS
 from mmcache.layout.geometry import outline
-from mmcache.layout.probes import probes_like, size_of, trait_of
+from mmcache.layout.probes import probes_like
 from mmcache.layout.scaling import scaled_down
 from mmcache.layout.trial import Calls, Form, Verdict, try_processor, try_together, watched
 from mmcache.randomness import RandomStates, random_states
-
-_SOURCES = ("image", "array", "tensor")
+from mmcache.texts import TextLoader, TextSource, check_kind, loaded, size_of, trait_of
 
 
 class ProcessorCall:
@@ -80,7 +79,8 @@ class ProcessorCall:
             if drew:
                 self._cache.trials.suspect(structure)
             else:
-                self._cache.trials.verdict(structure, prepare, patience=0.0)
+                with contextlib.suppress(Bypass):  # an image given as text whose file is no longer there
+                    self._cache.trials.verdict(structure, prepare, patience=0.0)
 
     def keys(self) -> list[bytes]:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
@@ -88,7 +88,7 @@ class ProcessorCall:
             raise Bypass(self._refused)
         images, self._options = self._bound()
         self._made_with = self._options
-        self.form, self.sources, self.counts = arranged(images, self._fetched)
+        self.form, self.sources, self.counts = arranged(images, TextLoader(self._cache, self._processor).source)
         self.images = len(self.sources)
         self.single = self.form != "nested" and self.images == 1
         description = self._description()
@@ -125,6 +125,8 @@ class ProcessorCall:
         """
         if isinstance(source, list):
             return self._cache.hasher.digest(encode(("sample", [self.key_of(image, identity) for image in source])))
+        if isinstance(source, TextSource):
+            return self._cache.key_of_content(identity or self.identity, source.content.fingerprint)
         try:
             return self._cache.key(identity or self.identity, source, metadata=self._metadata)
         except (UnsupportedSource, NotEncodable) as refused:
@@ -152,7 +154,7 @@ class ProcessorCall:
 
     def compute(self, position: int) -> Any:
         """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
-        unit = self._units[position]
+        unit = loaded(self._units[position])
         before = random_states()
         raw = self.process(unit if self.form == "one" else [unit], self.coding_of(unit))
         return self.checked(raw, unit, self._keys[position], before)
@@ -214,17 +216,6 @@ class ProcessorCall:
             raise Bypass("a call without images")
         return options.pop("images"), options
 
-    def _fetched(self, text: str) -> Any:
-        """Load an image that is given as text, by the processor's own loader; its errors are the plain call's."""
-        if text.startswith(("http://", "https://")):
-            raise Bypass("a URL names no content")
-        if has_foreign_code(type(self._processor)) or not hasattr(self._processor, "fetch_images"):
-            raise Bypass("images given as text, to a loader that was not tried")
-        try:
-            return self._processor.fetch_images(text)
-        except Exception:  # noqa: BLE001 - whatever it is, the plain call raises it again, as its own
-            raise Bypass("an image given as text that cannot be loaded") from None
-
     def _description(self) -> tuple[Any, ...]:
         try:
             return describe_processor(self._processor, self._options)
@@ -277,6 +268,7 @@ class ProcessorCall:
 
         That of a kind of source, or of several together, on which ``apart`` is the verdict.
         """
+        kinds = [loaded(source) for source in kinds]
         # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
         twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
         kind = options.get("return_tensors")
@@ -315,7 +307,7 @@ class ImageCall:
         """``key`` is what the parent call gave for the image at ``position``."""
         if parent.whole_samples:
             raise Bypass("an image that depends on the others of its sample")
-        self.parent, self.source, self.key = parent, parent.sources[position], key
+        self.parent, self.source, self.key = parent, loaded(parent.sources[position]), key
 
     def plain(self) -> Any:
         """Run the real processor on a list of this image."""
@@ -363,7 +355,7 @@ def converted(raw: Any, verdict: Verdict) -> Any:
 def arranged(images: Any, fetched: Callable[[str], Any]) -> tuple[Form, list[Any], list[int]]:
     """Return the form of ``images``, its sources in order, and for nested lists the number per sample.
 
-    Texts (paths, base64) are replaced by what ``fetched`` gives for them. Raises `Bypass` for anything else.
+    Texts (paths, base64, data URLs) are replaced by what ``fetched`` gives for them. Raises `Bypass` for anything else.
     """
     if not isinstance(images, list | tuple):
         return "one", [_source(images, fetched)], []
@@ -376,15 +368,14 @@ def arranged(images: Any, fetched: Callable[[str], Any]) -> tuple[Form, list[Any
 
 
 def _source(image: Any, fetched: Callable[[str], Any]) -> Any:
-    if isinstance(image, str):
-        image = fetched(image)
-    if kind_of(image) not in _SOURCES:
-        raise Bypass(f"images of type {type(image).__module__}.{type(image).__qualname__}")
+    if type(image) is str:
+        return fetched(image)
+    check_kind(image)
     return image
 
 
 def _single(source: Any) -> Any:
-    if kind_of(source) != "image" and source.ndim > 3:
+    if trait_of(source)[0] != "image" and len(size_of(source)) > 3:
         raise Bypass("a list of arrays that are batches themselves")
     return source
 

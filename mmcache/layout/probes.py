@@ -1,5 +1,6 @@
 """Probes: small pictures that look like a caller's sources, for trying a processor on them."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -111,14 +112,17 @@ def _array_like(source: Any, height: int, width: int, content: str) -> Any:
         shape[axis] = 2
     count = int(np.prod(shape))
     painted = np.resize(_paint(height, width, content, 4).reshape(-1), count).reshape(shape)
-    unit = float(source.max()) <= 1 if np.prod(tuple(source.shape)) else True
     if is_tensor(source):
         import torch
 
         tensor = torch.from_numpy(painted)
-        if source.dtype.is_floating_point and unit:
+        if source.dtype.is_floating_point and _in_unit(source):
             tensor = tensor / 255
         return (tensor > 127) if source.dtype is torch.bool else tensor.to(source.dtype)
-    if source.dtype.kind == "f" and unit:
+    if source.dtype.kind == "f" and _in_unit(source):
         return (painted / 255).astype(source.dtype)
     return painted > 127 if source.dtype.kind == "b" else painted.astype(source.dtype)
+
+
+def _in_unit(source: Any) -> bool:
+    return float(source.max()) <= 1 if math.prod(source.shape) else True

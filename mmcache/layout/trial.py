@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmcache.errors import NotJoinable
-from mmcache.items.item import NotStorable, freeze
+from mmcache.items import NotStorable, freeze
 from mmcache.layout.candidates import Unexplained, find_fields
 from mmcache.layout.coding import Coding, find_coding
 from mmcache.layout.compare import difference
