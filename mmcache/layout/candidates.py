@@ -124,5 +124,5 @@ def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
         for child in value:
             yield from _leaves(child)
-    elif is_array(value) and value.shape and min(value.shape):
+    elif is_array(value) and value.shape and min(value.shape) and not getattr(value.dtype, "hasobject", False):
         yield value

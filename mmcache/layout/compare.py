@@ -69,6 +69,8 @@ def _array_difference(expected: Any, found: Any, where: str) -> str:
         return f"{where}: {other} instead of {mine}"
     if is_tensor(expected) and expected.device != found.device:
         return f"{where}: on {found.device} instead of {expected.device}"
+    if not is_tensor(expected) and expected.dtype.hasobject:  # made of ragged lists
+        return difference(expected.tolist(), found.tolist(), where)
     if not np.array_equal(_bytes(expected), _bytes(found)):
         return f"{where}: bits differ"
     return ""
@@ -83,6 +85,4 @@ def _bytes(array: Any) -> Any:
             return np.empty(0, np.uint8)
         flat = array.detach().cpu().contiguous().reshape(-1)
         return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
-    if array.dtype.hasobject:
-        return array
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

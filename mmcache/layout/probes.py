@@ -30,8 +30,11 @@ BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (
 # The one that it is held to afterwards: large pictures among small ones, twice, in an order of its own.
 HELD_OUT = (6, 7, 3, 8, 7, 1)
 
-# The same for nested lists: one image each, unequal numbers in both orders, several images in one sample, repeats.
-NESTED_BATCHES = (((0,),), ((0,), (1,)), ((0, 2), (3,)), ((4,), (0, 1)), ((3, 2, 0),), ((5,), (7, 0), (2,)))
+# The same for nested lists: one image each, equal and unequal numbers in both orders, several images in one sample, of
+# equal sizes (where nothing is padded, only they make a batch) and of unequal ones, repeats.
+NESTED_BATCHES = (
+    ((0,),), ((0,), (1,)), ((0, 1), (1, 0)), ((0, 2), (3,)), ((4,), (0, 1)), ((3, 2, 0),), ((5,), (7, 0), (2,)),
+)  # fmt: skip
 NESTED_HELD_OUT = ((8, 6), (1,), (6, 7, 3), (4,))
 
 

@@ -65,3 +65,12 @@ def test_what_differs_is_found_both_ways_and_told(one: Any, other: Any, where: s
     assert difference(other, one)
     assert difference([one], [other])
     assert difference(BatchFeature({"x": one}), BatchFeature({"x": other})).startswith("output['x']")
+
+
+def test_arrays_of_arrays_are_compared_by_what_is_in_them() -> None:
+    ragged = np.empty(2, dtype=object)
+    ragged[:] = [np.zeros((2, 3)), np.ones(4)]
+    other = ragged.copy()
+    assert difference(ragged, other) == ""
+    other[1] = np.array([1.0, 1.0, 1.0, -0.0])
+    assert "[1]: bits differ" in difference(ragged, other)
