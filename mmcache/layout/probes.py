@@ -18,6 +18,9 @@ _PICTURES = (
     (64, 48, "black"), (80, 80, "grey"), (720, 700, "noise"), (380, 1200, "noise"),
 )  # fmt: skip
 
+# A side of so many pixels may be taken for the channels of an array.
+_MOST_CHANNELS = 4
+
 # The side of a square of one value: large enough to keep it when the picture is resized to 224 pixels or so.
 _SQUARE = 28
 
@@ -41,11 +44,16 @@ NESTED_HELD_OUT = ((8, 6), (1,), (6, 7, 3), (4,))
 def trait_of(source: Any) -> Trait:
     """Return the trait of an image, array or tensor (sources that `fingerprint.kind_of` knows as one of these)."""
     if isinstance(source, Image.Image):
-        return "image", source.mode, "transparency" in source.info
+        return image_trait(source.mode, source.width, source.height, transparent="transparency" in source.info)
     kind = "tensor" if is_tensor(source) else "array"
     shape = tuple(source.shape)
-    channels = tuple((axis, size) for axis, size in enumerate(shape) if size <= 4)
+    channels = tuple((axis, size) for axis, size in enumerate(shape) if size <= _MOST_CHANNELS)
     return kind, str(source.dtype), len(shape), channels[:2]
+
+
+def image_trait(mode: str, width: int, height: int, *, transparent: bool = False) -> Trait:
+    """Return the trait of an image; sides that may be taken for a number of channels are part of it."""
+    return "image", mode, transparent, *[side if side <= _MOST_CHANNELS else 0 for side in (width, height)]
 
 
 def size_of(source: Any) -> tuple[int, ...]:
@@ -88,6 +96,10 @@ def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[A
 
 
 def _image_like(source: Image.Image, height: int, width: int, content: str) -> Image.Image:
+    if source.width <= _MOST_CHANNELS:
+        width = source.width
+    if source.height <= _MOST_CHANNELS:
+        height = source.height
     rgba = Image.fromarray(_paint(height, width, content, 4))
     if source.mode == "P":
         # Of one colour each, a quantized square is not what it was; greys are palettes by themselves.
@@ -107,7 +119,7 @@ def _image_like(source: Image.Image, height: int, width: int, content: str) -> I
 def _array_like(source: Any, height: int, width: int, content: str) -> Any:
     """Paint an array of the same dtype, rank and place of the channels, with values in the range of the source's."""
     shape = list(source.shape)
-    small = [axis for axis, size in enumerate(shape) if size <= 4]
+    small = [axis for axis, size in enumerate(shape) if size <= _MOST_CHANNELS]
     spatial = [axis for axis in range(len(shape)) if axis not in small][-2:]
     for axis, size in zip(spatial, (height, width), strict=False):
         shape[axis] = size
