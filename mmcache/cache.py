@@ -17,7 +17,9 @@ from dataclasses import replace
 from typing import Any
 
 from mmcache import registry
-from mmcache.calls import Bypass, Call, ProcessorError, Unshared
+from mmcache.aliases import Aliases
+from mmcache.budget import Budget
+from mmcache.calls import Bypass, Call, ProcessorError, Unshared, processing, processor_seconds
 from mmcache.errors import ItemGone, SourceChanged
 from mmcache.fingerprints import UndecodableSource, choose_hasher, derive, digest_source, encode, handling
 from mmcache.flight import Flight, Landed, inside_computation
@@ -48,11 +50,14 @@ class Cache:
         secret: keys the digests, so that nobody who chooses pictures can make two of them collide.
         hasher: ``"auto"``, ``"xxh3_128"``, ``"blake3"`` or ``"sha256"``. ``"auto"`` is the fastest that is safe.
         log_interval: the least number of seconds between two lines in the log.
+        max_overhead: the share of the processing time that the cache may cost where nothing comes back: it steps aside
+            while it costs more. None is 2 %; with 1 everything is always looked up.
         verify_rate: the share of outputs that are compared with the plain processor's before they are given, after
             the first ones of each structure and stratum. None is 1 in 256, 0 turns all verification off.
 
     Arguments that are not given come from the environment (``MMCACHE_MAX_BYTES``, ``MMCACHE_NAMESPACE``,
-    ``MMCACHE_SECRET``, ``MMCACHE_HASHER``, ``MMCACHE_LOG_INTERVAL``, ``MMCACHE_VERIFY_RATE``); ``MMCACHE_DISABLED=1`` makes every call plain.
+    ``MMCACHE_SECRET``, ``MMCACHE_HASHER``, ``MMCACHE_LOG_INTERVAL``, ``MMCACHE_VERIFY_RATE``, ``MMCACHE_MAX_OVERHEAD``); ``MMCACHE_DISABLED=1`` makes every call
+    plain.
 
     Raises:
         BadArgument: an argument is not accepted; it says what was given and what is.
@@ -72,9 +77,10 @@ class Cache:
         hasher: str | None = None,
         log_interval: float | None = None,
         verify_rate: float | None = None,
+        max_overhead: float | None = None,
     ) -> None:
         """Start empty; see the class."""
-        self._settings = resolve(max_bytes, name, namespace, hasher, log_interval, verify_rate)
+        self._settings = resolve(max_bytes, name, namespace, hasher, log_interval, verify_rate, max_overhead)
         own_secret = resolve_secret(secret)
         if own_secret is not None:
             own_secret = derive(own_secret, self._settings.namespace)
@@ -83,7 +89,9 @@ class Cache:
         self.stats = Stats(name, self._settings.log_interval)
         self.flight: Flight[Item | Unshared] = Flight(on_fault=self.stats.fault)
         self.trials = Trials()
+        self.aliases = Aliases()
         self._verification = Verification(self._settings.verify_rate)
+        self._budget = Budget(self._settings.max_overhead)
         self.token = os.urandom(8)
         self._closed = False
         registry.close_at_exit(self)
@@ -97,8 +105,15 @@ class Cache:
 
         ``metadata`` is for code that may read more of an image than its pixels.
         """
-        fingerprint = digest_source(source, self.hasher, metadata=metadata)
-        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint, handling(source))
+        return self.key_of_content(identity, self.fingerprint(source, metadata=metadata))
+
+    def fingerprint(self, source: Any, *, metadata: bool) -> bytes:
+        """Return the digest of an image's content, with what decides how it is handled."""
+        return encode((digest_source(source, self.hasher, metadata=metadata), handling(source)))
+
+    def key_of_content(self, identity: bytes, fingerprint: bytes) -> bytes:
+        """Return the key of an image whose fingerprint is known."""
+        parts = (_SCHEME, self.hasher.algorithm, self._settings.namespace, identity, fingerprint)
         return self.hasher.digest(encode(parts))
 
     def serve(self, call: Call) -> Any:
@@ -106,13 +121,48 @@ class Cache:
         if inside_computation():
             return call.plain()
         failure: Exception
+        raws: dict[bytes, Any] = {}
+        before = time.thread_time() - processor_seconds()
         try:
-            raws: dict[bytes, Any] = {}
             return self._finish(call, *self._flown(call, raws), raws)
         except Exception as error:  # noqa: BLE001 - law 3: nothing of ours reaches the caller; sorted out just below
             failure = error
+        finally:
+            self._budget.pay(time.thread_time() - processor_seconds() - before, call.images)
         self.settle_failure(call, failure)
-        return call.plain()
+        return self._plainly(call)
+
+    def passes(self, samples: Callable[[], Sequence[int]], images: int) -> bool:
+        """Whether images are processed without a look-up, since that costs more than may be spent; count them if so.
+
+        ``samples`` takes one of each (see `mmcache.fingerprints.sampling`).
+        """
+        if not self._budget.exhausted or inside_computation():
+            return False
+        try:
+            if not self._budget.lets_pass(samples):
+                return False
+            self.stats.passed(images)
+            self._report_if_due()
+        except Exception as fault:  # noqa: BLE001 - law 3
+            self.stats.fault(fault)
+            return False
+        return True
+
+    def passed(self, plain: Callable[[], Any]) -> Any:
+        """Return what the plain processor gives for images of which `passes` was said."""
+        started = time.perf_counter()
+        try:
+            return plain()
+        finally:
+            self._budget.passed(time.perf_counter() - started)
+
+    def _plainly(self, call: Call) -> Any:
+        started = time.perf_counter()
+        try:
+            return call.plain()
+        finally:
+            self._budget.processed(time.perf_counter() - started)
 
     async def aserve(self, call: Call) -> Any:
         """`serve` for a call whose ``compute`` and ``plain`` are awaited."""
@@ -182,6 +232,7 @@ class Cache:
 
     def _frozen(self, key: bytes, raw: Any, started: float, raws: dict[bytes, Any]) -> Item | Unshared:
         seconds = time.perf_counter() - started
+        self._budget.processed(seconds)
         raws[key] = raw.value if isinstance(raw, Unshared) else raw
         if isinstance(raw, Unshared):
             return raw
@@ -223,7 +274,8 @@ class Cache:
             return output
         self._note(self.stats.count, "verified")
         try:
-            expected = call.plain()
+            with processing():
+                expected = call.plain()
         except (SourceChanged, ItemGone):  # a ticket's source is not what it was: there is nothing to compare with
             return output
         except Exception as error:  # noqa: BLE001 - the plain call refuses what was joined: so will the next one
@@ -274,6 +326,7 @@ class Cache:
             outcome = "coalesced" if key in seen and end.how == "miss" else outcomes[end.how]
             seen.add(key)
             saved = end.value.seconds if outcome != "misses" and isinstance(end.value, Item) else 0.0
+            self._budget.earn(saved)
             self.stats.count(outcome, saved_seconds=saved)
             debug_lookup(self._settings.name, key, outcome)
         self._report_if_due()
@@ -311,7 +364,7 @@ class Cache:
         memory, counts = self.memory.info(), self.stats.counts
         return CacheInfo(
             hits=counts["hits"], misses=counts["misses"], maxsize=memory.max_bytes, currsize=memory.currsize,
-            coalesced=counts["coalesced"], bypassed=counts["bypassed"], errors=counts["errors"],
+            coalesced=counts["coalesced"], bypassed=counts["bypassed"], passed=counts["passed"], errors=counts["errors"],
             evictions=memory.evictions, mismatches=counts["mismatches"], verified=counts["verified"], refused=memory.refused, items=memory.items, pinned=memory.pinned,
             saved_seconds=self.stats.saved_seconds, bypass_reasons=dict(self.stats.reasons),
         )  # fmt: skip
@@ -319,6 +372,7 @@ class Cache:
     def clear(self) -> None:
         """Drop every item. No call that begins after this gets a value whose computation began before it."""
         self.memory.clear()
+        self.aliases.clear()
         self.flight.forget()
 
     def settle(self) -> None:

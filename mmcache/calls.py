@@ -1,5 +1,7 @@
 """What a call is to the cache, and the ways in which it can turn out not to be one for it."""
 
+import threading
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,10 +60,30 @@ class ProcessorError(Exception):
         self.error = error
 
 
+_spent = threading.local()
+
+
+def processor_seconds() -> float:
+    """Return the time of this thread that was spent in real processors, so that the rest can be told from it."""
+    seconds: float = getattr(_spent, "seconds", 0.0)
+    return seconds
+
+
+@contextmanager
+def processing() -> Iterator[None]:
+    """Count the time of this block, which runs the real processor and nothing else."""
+    started = time.thread_time()
+    try:
+        yield
+    finally:
+        _spent.seconds = processor_seconds() + time.thread_time() - started
+
+
 @contextmanager
 def processors_own() -> Iterator[None]:
     """Mark what is raised in this block, which runs the real processor and nothing else, as the processor's own."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the processor's
-        raise ProcessorError(error) from None
+    with processing():
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is the processor's
+            raise ProcessorError(error) from None

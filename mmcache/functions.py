@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from mmcache.cache import Cache
 from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
-from mmcache.fingerprints import UndecodableSource, encode, handling
+from mmcache.fingerprints import UndecodableSource, encode, handling, samples_of, taken_apart
 from mmcache.fingerprints.code import CodeIdentity, is_method
 from mmcache.fingerprints.identity import RefusedOptions, describe_processor, modes, surroundings
 from mmcache.items import Item
@@ -70,8 +70,9 @@ def cached(
 ) -> Any:
     """Remember what a function (sync or ``async def``) gives for an image and its other arguments.
 
-    The image is an argument of the function: a PIL image, array, tensor, encoded bytes or a path. What it returns is a
-    tree of tensors, arrays, numbers, strings and None in dicts, lists, tuples and BatchFeature; callers get copies.
+    The image is an argument of the function: a PIL image, array, tensor, encoded bytes, a path, a ``file://`` or data
+    URL, a base64 text, or a dict of chat content around one of these. What it returns is a tree of tensors, arrays, PIL
+    images, numbers, strings and None in dicts, lists, tuples and BatchFeature; callers get copies.
 
     Args:
         function: the function, where `cached` is used without options.
@@ -122,6 +123,8 @@ def _decorated(
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if used.passes(lambda: plan.samples(args, kwargs), 1):
+                return used.passed(functools.partial(function, *args, **kwargs))
             return used.serve(_FunctionCall(plan, used, args, kwargs))
 
     vars(wrapper).update(__mmcache_original__=function, cache=used, cache_info=used.cache_info, cache_clear=used.clear)
@@ -166,6 +169,11 @@ class _Plan:
             )
         return CodeIdentity(self.function)
 
+    def samples(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        first = next(iter(self.signature.parameters)) == self.source
+        source = kwargs.get(self.source, args[0] if first and args else None)
+        return samples_of(source if self.layout is not None and isinstance(source, list) else [source])
+
     def identity(self) -> tuple[Any, ...]:
         return self._code.current() if self._code is not None else self._versioned
 
@@ -194,12 +202,13 @@ class _FunctionCall:
         try:
             described = (plan.identity(), _as_seen(self._others(arguments)), surroundings(), modes())
             self._identity = self._cache.hasher.digest(encode(described))
-            self._keys = [self._key(source) for source in self._sources]
+            identified = [self._identified(source) for source in self._sources]
         except (NotEncodable, NotIdentifiable, RefusedOptions, UnsupportedSource) as refused:
             raise Bypass(f"{plan.name}: {refused}") from None
         if (verdict := self._cache.trials.known(self._identity)) is not None:
             raise Bypass(f"{plan.name}: {verdict.reason}")
-        return self._keys
+        self._named = [named for _, named in identified]
+        return [key for key, _ in identified]
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
         if self._plan.layout is None or inspect.iscoroutinefunction(self._plan.function):
@@ -253,6 +262,15 @@ class _FunctionCall:
     def _key(self, source: Any) -> bytes:
         return self._cache.key(self._identity, source, metadata=True)
 
+    def _identified(self, source: Any) -> tuple[bytes, list[tuple[Any, bytes]]]:
+        """Return the key of a source or of chat content, and every name of a file in it with a key of its own."""
+        entries, parts = taken_apart(source) if type(source) is dict else (None, [source])
+        keys = [self._key(part) for part in parts]
+        named = [pair for pair in zip(parts, keys, strict=True) if isinstance(pair[0], str | os.PathLike)]
+        if entries is None:
+            return keys[0], named
+        return self._cache.hasher.digest(encode(("chat content", _as_seen(entries), keys))), named
+
     def _with(self, position: int) -> inspect.BoundArguments:
         """Return the arguments for one image: in a list of one for a batch function."""
         if self._plan.layout is None:
@@ -267,8 +285,7 @@ class _FunctionCall:
         """
         if random_states() != before:
             return Unshared(raw, f"{self._plan.name}: random numbers were drawn while it ran")
-        source = self._sources[position]
-        if isinstance(source, str | os.PathLike) and self._key_now(source) != self._keys[position]:
+        if any(self._key_now(source) != key for source, key in self._named[position]):
             return Unshared(raw, f"{self._plan.name}: the file changed while it was processed")
         return raw
 

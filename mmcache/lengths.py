@@ -10,7 +10,7 @@ import operator
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cachetools
@@ -19,7 +19,7 @@ from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable
 from mmcache.fingerprints import encode, kind_of
 from mmcache.fingerprints.identity import RefusedOptions, describe_processor
 from mmcache.forks import renew_in_children
-from mmcache.layout.probes import Trait, probes_like, size_of, trait_of
+from mmcache.layout.probes import Trait, image_trait, probes_like, size_of, trait_of
 from mmcache.observing import Geometry, Observer
 from mmcache.wrapping import plain_with_images, takes_images
 
@@ -32,9 +32,6 @@ _MOST_PIXELS = 89_478_485
 
 # So many of the most extreme sizes may be refused (most processors refuse strips) before the rest is taken as untried.
 _MOST_REFUSED = 8
-
-# What a picture is like of which only the size is given: most data sets are RGB, and processors make the others so.
-_PLAIN_PICTURE: Trait = ("image", "RGB", False)
 
 
 def geometry(processor: Any, images_or_sizes: Iterable[Any], **options: Any) -> list[Geometry | None]:
@@ -89,7 +86,7 @@ class _Asked:
             return cls(trait_of(given), size_of(given), given)
         if _is_size(given):
             height, width = (int(side) for side in given)
-            return cls(_PLAIN_PICTURE, (width, height))
+            return cls(image_trait("RGB", width, height), (width, height))
         raise BadArgument("images_or_sizes", given, "images (PIL, arrays, tensors), or sizes (height, width) above 0")
 
     @property
@@ -112,6 +109,14 @@ class _Asked:
         from PIL import Image
 
         return Image.new("RGB", (self.size[0], self.size[1]))
+
+    def sample(self) -> Any:
+        """Return the image, or a small one of its trait."""
+        return (
+            self.source
+            if self.source is not None
+            else replace(self, size=(min(self.size[0], 8), min(self.size[1], 8))).picture()
+        )
 
 
 def _is_size(given: Any) -> bool:
@@ -238,7 +243,7 @@ class _Knowledge:
 
     def _try(self, asked: _Asked) -> _Trust:
         """Try both ways on small pictures."""
-        probes = [_Asked.of(probe) for probe in probes_like(asked.picture() if asked.source is not None else _sample())]
+        probes = [_Asked.of(probe) for probe in probes_like(asked.sample())]
         real = [(probe, self._observer.attempted(probe.source)) for probe in probes]
         shown = [(probe, geometry) for probe, geometry in real if geometry is not None]
         if not shown:
@@ -282,10 +287,6 @@ class _Knowledge:
             if real is not None:
                 self._compare(trust, extreme, real)
                 return
-
-
-def _sample() -> Any:
-    return _Asked(_PLAIN_PICTURE, (8, 8)).picture()
 
 
 class _Shelf:

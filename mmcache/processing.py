@@ -1,5 +1,6 @@
 """One call of an image processor, as the cache sees it: its form, its keys, its trial, and how its items join."""
 
+import contextlib
 import copy
 import functools
 import math
@@ -9,7 +10,7 @@ from typing import Any
 from mmcache.cache import Cache
 from mmcache.calls import Bypass, ProcessorError, Unshared, processors_own
 from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
-from mmcache.fingerprints import encode, kind_of
+from mmcache.fingerprints import encode
 from mmcache.fingerprints.identity import (
     RefusedOptions,
     asking_for_lists,
@@ -18,15 +19,16 @@ from mmcache.fingerprints.identity import (
     plain_class,
 )
 from mmcache.flight import computing
-from mmcache.items import Item
+from mmcache.items import Item, expanded
 from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.layout.coding import WITHOUT_LAST_STEPS, Coding
 from mmcache.layout.conversion import KINDS
-from mmcache.layout.probes import probes_like, size_of, trait_of
+from mmcache.layout.geometry import outline
+from mmcache.layout.probes import probes_like
 from mmcache.layout.scaling import scaled_down
-from mmcache.layout.trial import Form, Verdict, try_processor, try_together, watched
+from mmcache.layout.trial import Calls, Form, Verdict, try_processor, try_together, watched
 from mmcache.randomness import RandomStates, random_states
-
-_SOURCES = ("image", "array", "tensor")
+from mmcache.texts import TextLoader, TextSource, check_kind, loaded, size_of, trait_of
 
 
 class ProcessorCall:
@@ -77,7 +79,8 @@ class ProcessorCall:
             if drew:
                 self._cache.trials.suspect(structure)
             else:
-                self._cache.trials.verdict(structure, prepare, patience=0.0)
+                with contextlib.suppress(Bypass):  # an image given as text whose file is no longer there
+                    self._cache.trials.verdict(structure, prepare, patience=0.0)
 
     def keys(self) -> list[bytes]:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
@@ -85,7 +88,7 @@ class ProcessorCall:
             raise Bypass(self._refused)
         images, self._options = self._bound()
         self._made_with = self._options
-        self.form, self.sources, self.counts = arranged(images, self._fetched)
+        self.form, self.sources, self.counts = arranged(images, TextLoader(self._cache, self._processor).source)
         self.images = len(self.sources)
         self.single = self.form != "nested" and self.images == 1
         description = self._description()
@@ -122,6 +125,8 @@ class ProcessorCall:
         """
         if isinstance(source, list):
             return self._cache.hasher.digest(encode(("sample", [self.key_of(image, identity) for image in source])))
+        if isinstance(source, TextSource):
+            return self._cache.key_of_content(identity or self.identity, source.content.fingerprint)
         try:
             return self._cache.key(identity or self.identity, source, metadata=self._metadata)
         except (UnsupportedSource, NotEncodable) as refused:
@@ -149,33 +154,46 @@ class ProcessorCall:
 
     def compute(self, position: int) -> Any:
         """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
-        unit = self._units[position]
+        unit = loaded(self._units[position])
         before = random_states()
-        raw = self.process(unit if self.form == "one" else [unit])
+        raw = self.process(unit if self.form == "one" else [unit], self.coding_of(unit))
         return self.checked(raw, unit, self._keys[position], before)
 
-    def process(self, images: Any, *, asked: bool = False) -> Any:
-        """Run the real processor on these images, for items or (``asked``) with the very options of this call."""
+    def process(self, images: Any, coding: Coding | None = None, *, asked: bool = False) -> Any:
+        """Run the real processor on these images, for items or (``asked``) with the very options of this call.
+
+        With a coding its last steps are left out and pixels come as codes, unless this picture has none.
+        """
+        if coding is not None:
+            # Whatever is wrong with it is the usual call's to say, just below.
+            with contextlib.suppress(Exception), processors_own():
+                return coding.coded(self._original(self._processor, images, **(self._made_with | WITHOUT_LAST_STEPS)))
         with processors_own():
             return self._original(self._processor, images, **(self._options if asked else self._made_with))
 
+    def coding_of(self, unit: Any) -> Coding | None:
+        """Return how the outputs of an image can be kept as codes."""
+        return None if isinstance(unit, list) else self._verdicts[trait_of(unit)].coding
+
     def given(self, raw: Any) -> Any:
-        """Return what `process` gave for one image as it was asked for, in the same memory where that can be."""
-        return converted(raw, self.verdict)
+        """Return what `compute` gave for one image as it was asked for, in the same memory where that can be."""
+        return converted(expanded(raw), self.verdict)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output in the form of the call."""
-        return self.given(items[0].thaw()) if self.single else self.joined([self.given(item.value) for item in items])
+        if self.single:
+            return converted(items[0].thaw(), self.verdict)
+        return self.joined([converted(item.value, self.verdict) for item in items])
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None]:
         """Return the structures of the images, and how many there are, how large together and how nested."""
-        if self.single and self.verdict.conversion is None:
+        if self.single and self.verdict.as_it_came:
             return self.structures, None
         pixels = sum(math.prod(size_of(source)) for source in self.sources)
         return self.structures, (self.images, pixels.bit_length(), self.structures, tuple(self.counts))
 
     def joined(self, outputs: Sequence[Any]) -> Any:
-        """Join the outputs of all images, as `given` gives them; raise `Bypass` for images that make no batch."""
+        """Join the outputs of all images, as `converted` gives them; raise `Bypass` for images that make no batch."""
         if self.verdict.layout is None:
             assert self.single, "only a call with a single image has no layout"
             return outputs[0]
@@ -198,17 +216,6 @@ class ProcessorCall:
             raise Bypass("a call without images")
         return options.pop("images"), options
 
-    def _fetched(self, text: str) -> Any:
-        """Load an image that is given as text, by the processor's own loader; its errors are the plain call's."""
-        if text.startswith(("http://", "https://")):
-            raise Bypass("a URL names no content")
-        if has_foreign_code(type(self._processor)) or not hasattr(self._processor, "fetch_images"):
-            raise Bypass("images given as text, to a loader that was not tried")
-        try:
-            return self._processor.fetch_images(text)
-        except Exception:  # noqa: BLE001 - whatever it is, the plain call raises it again, as its own
-            raise Bypass("an image given as text that cannot be loaded") from None
-
     def _description(self) -> tuple[Any, ...]:
         try:
             return describe_processor(self._processor, self._options)
@@ -226,15 +233,15 @@ class ProcessorCall:
     def _tried(self, description: tuple[Any, ...]) -> Verdict:
         """Return the verdict on this structure for every kind of source in the call, if they agree."""
         structure = self._cache.trials.structure(
-            self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), numbers=False))
+            self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), sizes=False))
         )
         kinds = {trait_of(source): source for source in self.sources}
         self.structures = tuple(structure + encode(trait) for trait in kinds)
-        verdicts = [
-            self._verdict(key, functools.partial(self._trial, [source]))
-            for key, source in zip(self.structures, kinds.values(), strict=True)
-        ]
-        first, *others = verdicts
+        self._verdicts = {
+            trait: self._verdict(key, functools.partial(self._trial, [source]))
+            for key, (trait, source) in zip(self.structures, kinds.items(), strict=True)
+        }
+        first, *others = self._verdicts.values()
         if any((other.layout, other.conversion) != (first.layout, first.conversion) for other in others):
             raise Bypass("kinds of images that join differently, in one batch")
         if others:
@@ -261,6 +268,7 @@ class ProcessorCall:
 
         That of a kind of source, or of several together, on which ``apart`` is the verdict.
         """
+        kinds = [loaded(source) for source in kinds]
         # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
         twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
         kind = options.get("return_tensors")
@@ -274,11 +282,17 @@ class ProcessorCall:
         def trial() -> Verdict:
             picture = probes_like(kinds[0])[0]
             small, fewer = scaled_down(twin, options, lambda p, o: watched(lambda images: run(p, o, images))(picture))
-            call = functools.partial(run, small, fewer)
+            call, listing = functools.partial(run, small, fewer), {**fewer, "return_tensors": None}
             if apart is not None:
                 return try_together(call, kinds, form, apart)
-            lists = functools.partial(run, small, {**fewer, "return_tensors": None}) if convertible else None
-            return try_processor(call, kinds[0], form, lists=lists, kind=kind)
+            calls = Calls(
+                call,
+                kind,
+                functools.partial(run, small, listing) if convertible else None,
+                functools.partial(run, small, fewer | WITHOUT_LAST_STEPS),
+                functools.partial(run, small, listing | WITHOUT_LAST_STEPS),
+            )
+            return try_processor(calls, kinds[0], form)
 
         return trial
 
@@ -293,7 +307,7 @@ class ImageCall:
         """``key`` is what the parent call gave for the image at ``position``."""
         if parent.whole_samples:
             raise Bypass("an image that depends on the others of its sample")
-        self.parent, self.source, self.key = parent, parent.sources[position], key
+        self.parent, self.source, self.key = parent, loaded(parent.sources[position]), key
 
     def plain(self) -> Any:
         """Run the real processor on a list of this image."""
@@ -314,7 +328,7 @@ class ImageCall:
     def compute(self, _: int) -> Any:
         """Run the real processor; keep nothing if the source is no longer what its key says."""
         before = random_states()
-        raw = self.parent.process([self.source])
+        raw = self.parent.process([self.source], self.parent.coding_of(self.source))
         return self.parent.checked(raw, self.source, self.key, before, source_changed())
 
     def given(self, raw: Any) -> Any:
@@ -323,7 +337,11 @@ class ImageCall:
 
     def join(self, items: Sequence[Item]) -> Any:
         """Return the output of a list of this image."""
-        return self.given(items[0].thaw())
+        return converted(items[0].thaw(), self.parent.verdict)
+
+    def outlined(self, item: Item) -> Any:
+        """Return an item's output, as it was asked for, without its pixels."""
+        return outline(converted(item.value, self.parent.verdict))
 
 
 def converted(raw: Any, verdict: Verdict) -> Any:
@@ -337,7 +355,7 @@ def converted(raw: Any, verdict: Verdict) -> Any:
 def arranged(images: Any, fetched: Callable[[str], Any]) -> tuple[Form, list[Any], list[int]]:
     """Return the form of ``images``, its sources in order, and for nested lists the number per sample.
 
-    Texts (paths, base64) are replaced by what ``fetched`` gives for them. Raises `Bypass` for anything else.
+    Texts (paths, base64, data URLs) are replaced by what ``fetched`` gives for them. Raises `Bypass` for anything else.
     """
     if not isinstance(images, list | tuple):
         return "one", [_source(images, fetched)], []
@@ -350,15 +368,14 @@ def arranged(images: Any, fetched: Callable[[str], Any]) -> tuple[Form, list[Any
 
 
 def _source(image: Any, fetched: Callable[[str], Any]) -> Any:
-    if isinstance(image, str):
-        image = fetched(image)
-    if kind_of(image) not in _SOURCES:
-        raise Bypass(f"images of type {type(image).__module__}.{type(image).__qualname__}")
+    if type(image) is str:
+        return fetched(image)
+    check_kind(image)
     return image
 
 
 def _single(source: Any) -> Any:
-    if kind_of(source) != "image" and source.ndim > 3:
+    if trait_of(source)[0] != "image" and len(size_of(source)) > 3:
         raise Bypass("a list of arrays that are batches themselves")
     return source
 

@@ -21,6 +21,7 @@ class Settings:
     hasher: str
     log_interval: float
     verify_rate: float | None
+    max_overhead: float | None
     disabled: bool = field(compare=False)
 
 
@@ -31,6 +32,7 @@ def resolve(
     hasher: str | None,
     log_interval: float | None,
     verify_rate: float | None,
+    max_overhead: float | None,
 ) -> Settings:
     """Fill what is None from ``MMCACHE_*`` and the defaults; raise `BadArgument` for what is not accepted."""
     size_name, size = _given("max_bytes", max_bytes)
@@ -42,6 +44,7 @@ def resolve(
         hasher=_text("hasher", _given("hasher", hasher)[1] or "auto"),
         log_interval=_seconds(interval_name, _LOG_INTERVAL if interval is None else interval),
         verify_rate=_share(*_given("verify_rate", verify_rate)),
+        max_overhead=_share(*_given("max_overhead", max_overhead)),
         disabled=_switch("MMCACHE_DISABLED"),
     )
 

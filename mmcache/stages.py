@@ -156,12 +156,10 @@ class Stages:
             raise BadArgument("tickets", tickets, "a list of one or more tickets")
         if others := {ticket.made_by for ticket in batch} - {self._made_by}:
             raise BadArgument("tickets", f"tickets of {sorted(others)}", f"tickets of stages with a {self._made_by}")
-        output = self._cache.serve(Execution(self.call, self._cache, batch, self._forget_geometry))
+        output = self._cache.serve(Execution(self.call, self._cache, batch, self._forget_geometry, dtype))
         for ticket in batch:
             ticket.release()
-        if device is not None or dtype is not None:
-            output = output.to(**{k: v for k, v in (("device", device), ("dtype", dtype)) if v is not None})
-        return output
+        return output if device is None else output.to(device=device)
 
     async def aadd(self, image: Any, **options: Any) -> Ticket:
         """`add` in a thread, for an event loop."""
@@ -262,7 +260,7 @@ class Stages:
             known = self._geometries.get(of_size)
         if known is not None and self._pixels != "now" and part.key not in self._cache.memory:
             return known
-        outlined = outline(part.given(self._cache.items(part)[0].value))
+        outlined = part.outlined(self._cache.items(part)[0])
         if part.parent.verdict.steady_geometry:
             with self._lock:
                 self._geometries[of_size] = outlined

@@ -14,7 +14,7 @@ from mmcache.sizes import format_share
 # Named after the package and not this module: it is the name that people look for in their logs.
 logger = logging.getLogger("mmcache")
 
-Outcome = Literal["hits", "misses", "coalesced", "bypassed", "verified"]
+Outcome = Literal["hits", "misses", "coalesced", "bypassed", "verified", "passed"]
 
 # A log that is flooded hides its causes: so many distinct warnings are written, later causes are only counted.
 _MAX_CAUSES = 256
@@ -24,7 +24,8 @@ _MAX_CAUSES = 256
 class CacheInfo:
     """How a cache is doing. The first four fields are those of ``functools.lru_cache``.
 
-    ``hits`` … ``bypassed`` count images, ``errors`` faults inside mmcache, ``maxsize``, ``currsize`` and ``pinned``
+    ``hits`` … ``bypassed`` count images, and so does ``passed``: those that were processed without being looked up,
+    since nothing came back (see `mmcache.budget`). ``errors`` are faults inside mmcache, ``maxsize``, ``currsize`` and ``pinned``
     are bytes, ``verified`` outputs were compared with the plain processor's and ``mismatches`` of them differed,
     ``saved_seconds`` is the processing time that hits and coalesced look-ups did not spend, and
     ``bypass_reasons`` says why images went to the plain processor, and how many.
@@ -36,6 +37,7 @@ class CacheInfo:
     currsize: int
     coalesced: int
     bypassed: int
+    passed: int
     errors: int
     evictions: int
     mismatches: int
@@ -114,6 +116,18 @@ class Stats:
             what,
         )
 
+    def passed(self, images: int) -> None:
+        """Count images that only passed, and say once what that means."""
+        with self._lock:
+            first = self.counts["passed"] == 0
+            self.counts["passed"] += images
+        if first:
+            logger.info(
+                "mmcache[%s] stepped aside: nothing comes back, so that looking up costs more than it saves; images are "
+                "processed plainly until some do (counted as passed in cache_info; max_overhead sets what it may cost)",
+                self.name,
+            )
+
     def warn_once(self, cause: str, message: str, *args: object) -> None:
         """Log a warning the first time that ``cause`` comes up in this cache."""
         if self._first(cause):
@@ -178,7 +192,7 @@ def span(name: str) -> AbstractContextManager[Any]:
 
 
 def _images(counts: Counter[str]) -> int:
-    return counts["hits"] + counts["misses"] + counts["coalesced"] + counts["bypassed"]
+    return counts["hits"] + counts["misses"] + counts["coalesced"] + counts["bypassed"] + counts["passed"]
 
 
 def _hit_rate(counts: Counter[str]) -> float:

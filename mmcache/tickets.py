@@ -3,14 +3,14 @@
 import math
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mmcache.cache import Cache
 from mmcache.calls import Bypass
 from mmcache.errors import ItemGone, NotEncodable, NotJoinable
 from mmcache.fingerprints import encode, kind_of
-from mmcache.items import Item, is_tensor
+from mmcache.items import Item, cast, copy_tree, expanded, is_tensor
 from mmcache.layout.geometry import outline, summary
 from mmcache.layout.probes import size_of
 from mmcache.layout.trial import Verdict
@@ -70,6 +70,8 @@ class Ticket:
     def __getstate__(self) -> dict[str, Any]:
         """Travel without the pin, and without the source if it is not to be carried."""
         state = {name: value for name, value in vars(self).items() if name not in ("_let_go", "structures")}
+        # Its item brings what codes need.
+        state["verdict"] = replace(self.verdict, coding=None)
         return state if self.carry_source else {**state, "source": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -116,8 +118,10 @@ class Execution:
         cache: Cache,
         tickets: Sequence[Ticket],
         forget_geometry: Callable[[], None],
+        dtype: Any = None,
     ) -> None:
-        """``call(images, options)`` makes a call of the stages' image processor."""
+        """``call(images, options)`` makes a call of the stages' image processor; ``dtype`` is that of real tensors."""
+        self._dtype = dtype
         self._call, self._cache, self._tickets, self._forget_geometry = call, cache, tickets, forget_geometry
         self.images = len(tickets)
         self.single = self.images == 1
@@ -157,23 +161,24 @@ class Execution:
 
     def given(self, raw: Any) -> Any:
         """Return what was computed for a single ticket as tensors."""
-        return converted(raw, self._tickets[0].verdict)
+        return converted(expanded(cast(raw, self._dtype)), self._tickets[0].verdict)
 
     def join(self, items: Sequence[Item]) -> Any:
         """Join the items as the processor would, having compared them with what their sizes promised."""
-        values = [converted(item.value, ticket.verdict) for ticket, item in zip(self._tickets, items, strict=True)]
+        cast_values = [cast(item.value, self._dtype) for item in items]
+        values = [converted(value, t.verdict) for t, value in zip(self._tickets, cast_values, strict=True)]
         for ticket, value in zip(self._tickets, values, strict=True):
             if summary(outline(value)) != ticket.geometry:
                 self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
-        return self.given(items[0].thaw()) if self.single else self._joined(values)
+        return converted(copy_tree(cast_values[0]), self._tickets[0].verdict) if self.single else self._joined(values)
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
         """Return that of the plain call, where one call gives the same: all sources here, all options equal."""
         tickets = self._tickets
         structures = tickets[0].structures
         alike = structures and all(ticket.source is not None for ticket in tickets)
-        if (self.single and tickets[0].verdict.conversion is None) or not alike:
+        if (self.single and tickets[0].verdict.as_it_came) or not alike:
             return None
         if not _all_equal([ticket.options for ticket in tickets]):
             return None
@@ -191,6 +196,10 @@ class Execution:
 
     def plain(self) -> Any:
         """Have the plain processor do it, with one call if all options are equal."""
+        output = self._plain()
+        return output if self._dtype is None else output.to(dtype=self._dtype)
+
+    def _plain(self) -> Any:
         tickets = self._tickets
         calls = [self._call([ticket.source], ticket.options) for ticket in tickets]
         for ticket, call in zip(tickets, calls, strict=True):

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from mmcache.cache import Cache
 from mmcache.errors import BadArgument, InUse
+from mmcache.fingerprints import samples_of
 from mmcache.fingerprints.identity import plain_class, slots_of
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.processing import ProcessorCall
@@ -136,6 +137,8 @@ def _new_wrapped_class(plain: type) -> type:
         cache = getattr(self, _CACHE, None)
         if cache is None:
             return original(self, *args, **options)
+        if _passes(cache, args, options):
+            return cache.passed(functools.partial(original, self, *args, **options))
         call = ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS, refused=refused)
         return cache.serve(call)
 
@@ -169,17 +172,27 @@ def _let_datasets_see_the_plain_one(wrapped: type) -> None:
         pickler.memo[id(processor)] = pickler.memo[id(plain)]
 
 
+def _passes(cache: Cache, args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+    """Whether a call is plain since nothing comes back: known before there is anything made for it."""
+    images = args[0] if args else options.get("images")
+    listed = images if isinstance(images, list | tuple) else [images]
+    return cache.passes(functools.partial(samples_of, listed), len(listed))
+
+
 def _refusal(cls: type) -> str:
     """Return why a class is never looked up, or ""."""
     return "videos are not cached" if _takes(cls) == "videos" else ""
 
 
-def _served(cls: type, original: Callable[..., Any], cache: Cache) -> Callable[..., Any]:
+def _served(cls: type, original: Callable[..., Any], cache: Cache, each_time: Callable[[], None]) -> Callable[..., Any]:
     """Return ``preprocess`` as it looks with the cache of an installation in front of it: nobody waits for a trial."""
     refused = _refusal(cls)
 
     @functools.wraps(original)
     def preprocess(self: Any, *args: Any, **options: Any) -> Any:
+        each_time()
+        if _passes(cache, args, options):
+            return cache.passed(functools.partial(original, self, *args, **options))
         return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0, refused=refused))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
@@ -190,8 +203,13 @@ class Installation:
     """What `install` did, to be undone by `close` or at the end of a ``with`` block."""
 
     def __init__(self, cache: Cache, mixin: Any) -> None:
-        """Patch every image processor class under ``mixin``, and those that will be defined."""
+        """Patch every image processor class under ``mixin``, those that will be defined, and the known loaders."""
+        from mmcache.loaders import Loaders
+
         self.cache = cache
+        # Packages that are imported later are found by the next call of a processor.
+        self._loaders = Loaders(cache)
+        self._loaders.cover()
         self._mixin = mixin
         self._lock = threading.Lock()
         self._closed = False
@@ -212,7 +230,7 @@ class Installation:
             return
         with self._lock:
             if not self._closed:
-                served = _served(cls, original, self.cache)
+                served = _served(cls, original, self.cache, self._loaders.cover)
                 self._patched[cls] = (original, served)
                 cls.preprocess = served  # type: ignore[attr-defined]
 
@@ -223,6 +241,7 @@ class Installation:
                 return
             self._closed = True
             patched, self._patched = self._patched, {}
+        self._loaders.close()
         del self._mixin.__init_subclass__
         del _installed["here"]
         for cls, (original, served) in patched.items():
@@ -244,9 +263,9 @@ _installed: dict[str, Installation] = {}
 def install(cache: Cache | None = None) -> Installation:
     """Put the cache under every Hugging Face image processor of this process, those made later included.
 
+    Where ``qwen_vl_utils`` is loaded, its ``fetch_image`` (and with it ``process_vision_info``) is a cached function too.
     Trials run in the background while calls go to the plain processor, so that no engine waits for one.
-    ``cache=None`` is the process-wide cache, which is made with
-    keyed digests here: in a server others choose the pictures.
+    ``cache=None`` is the process-wide cache, which is made with keyed digests here: in a server others choose the pictures.
 
     Raises:
         InUse: there is an installation already; close it first.

@@ -49,7 +49,7 @@ FILES = Path("/proc/self/fd")
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("64MiB", name="reports", verify_rate=0) as cache:
+    with mmcache.Cache("64MiB", name="reports", verify_rate=0, max_overhead=1) as cache:
         yield cache
 
 
@@ -409,7 +409,7 @@ def test_b48_a_tensor_that_is_rewritten_in_place_is_another_picture(inference: b
 
 
 def test_b52_ten_thousand_different_pictures_never_take_more_than_the_budget() -> None:
-    with mmcache.Cache(1_000_000, name="bounded") as cache:
+    with mmcache.Cache(1_000_000, name="bounded", max_overhead=1) as cache:
 
         @mmcache.cached(cache=cache, version="1")
         def processed(pixels: np.ndarray[Any, Any]) -> Any:

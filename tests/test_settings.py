@@ -28,7 +28,7 @@ def _a_bare_environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def resolved(**given: Any) -> Settings:
     defaults: dict[str, Any] = {
         "max_bytes": None, "name": "default", "namespace": None, "hasher": None, "log_interval": None,
-        "verify_rate": None,
+        "verify_rate": None, "max_overhead": None,
     }  # fmt: skip
     return resolve(**{**defaults, **given})
 
@@ -39,20 +39,20 @@ def process(image: Any) -> int:
 
 
 def test_the_defaults() -> None:
-    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, None, False)
+    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, None, None, False)
     assert resolve_secret(None) is None
 
 
 def test_the_environment_fills_what_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "MAX_BYTES": "2GiB", "NAMESPACE": "tenant", "HASHER": "sha256", "LOG_INTERVAL": "2.5", "SECRET": "quiet",
-        "VERIFY_RATE": "0.5",
+        "VERIFY_RATE": "0.5", "MAX_OVERHEAD": "0.1",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"MMCACHE_{name}", value)
-    assert resolved() == Settings(2 << 30, "default", "tenant", "sha256", 2.5, 0.5, False)
+    assert resolved() == Settings(2 << 30, "default", "tenant", "sha256", 2.5, 0.5, 0.1, False)
     assert resolve_secret(None) == b"quiet"
-    given = resolved(max_bytes=5, namespace="", hasher="xxh3_128", log_interval=0, verify_rate=0.25)
-    assert given == Settings(5, "default", "", "xxh3_128", 0.0, 0.25, False)
+    given = resolved(max_bytes=5, namespace="", hasher="xxh3_128", log_interval=0, verify_rate=0.25, max_overhead=1)
+    assert given == Settings(5, "default", "", "xxh3_128", 0.0, 0.25, 1.0, False)
     assert resolve_secret(b"own") == resolve_secret("own") == b"own"
 
 
@@ -158,9 +158,9 @@ def test_a_switch_that_says_neither_is_refused_by_its_name(monkeypatch: pytest.M
 
 
 def test_an_empty_variable_is_as_good_as_none_and_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE"):
+    for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE", "MAX_OVERHEAD"):
         monkeypatch.setenv(f"MMCACHE_{name}", "")
-    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, None, False)
+    assert resolved() == Settings(default_max_bytes(), "default", "", "auto", 10.0, None, None, False)
     assert resolve_secret(None) is None
     monkeypatch.setenv("MMCACHE_LOG_INTERVAL", "often")
     with pytest.raises(mmcache.BadArgument, match="MMCACHE_LOG_INTERVAL='often'"):

@@ -171,7 +171,7 @@ def test_a_source_changed_while_it_is_processed_is_an_error_and_nothing_is_store
 def test_a_ticket_pins_its_item_until_it_is_executed_released_or_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcache.stages.PATIENCE_SECONDS", 120.0)
     with (
-        mmcache.Cache("2MiB", verify_rate=0) as small,
+        mmcache.Cache("512KiB", verify_rate=0) as small,
         mmcache.Stages(QWEN(), cache=small, pixels="now") as stages,
     ):
         ticket = stages.add(A, size=LIMITS)

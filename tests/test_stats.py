@@ -51,7 +51,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 def info(**figures: Any) -> CacheInfo:
     defaults: dict[str, Any] = {
-        "hits": 0, "misses": 0, "maxsize": 4 << 30, "currsize": 0, "coalesced": 0, "bypassed": 0, "errors": 0,
+        "hits": 0, "misses": 0, "maxsize": 4 << 30, "currsize": 0, "coalesced": 0, "bypassed": 0, "passed": 0, "errors": 0,
         "evictions": 0, "mismatches": 0, "verified": 0, "refused": 0, "items": 0, "pinned": 0, "saved_seconds": 0.0,
     }  # fmt: skip
     return CacheInfo(**{**defaults, **figures})

@@ -21,7 +21,8 @@ _PACKAGES = ("torch", "torchvision", "transformers", "Pillow", "xxhash", "blake3
 # Variables whose values are nobody's secret. Of any other one, known or not, it is only said that it is set: tiers
 # may be URLs with a password in them.
 _PUBLIC_VARIABLES = frozenset(
-    f"MMCACHE_{name}" for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE", "DISABLED")
+    f"MMCACHE_{name}"
+    for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE", "MAX_OVERHEAD", "DISABLED")
 )
 
 
@@ -85,7 +86,7 @@ def _variables_for(environment: Mapping[str, str]) -> Iterator[str]:
 def _checked_settings() -> tuple[dict[str, Any], str]:
     """Return the settings of a cache that is made here without arguments, and what is wrong with them, or ""."""
     try:
-        settings = resolve(None, "default", None, None, None, None)
+        settings = resolve(None, "default", None, None, None, None, None)
         hasher = choose_hasher(settings.hasher, secret=resolve_secret(None), exposed=False)
     except MMCacheError as problem:
         return {}, str(problem)

@@ -1,9 +1,11 @@
 """What an image is: digests of values, sources and processors."""
 
+from mmcache.fingerprints.chat import taken_apart
 from mmcache.fingerprints.content import Fingerprint, fingerprint
 from mmcache.fingerprints.encoding import encode
 from mmcache.fingerprints.hashers import SHA256, Hasher, HashState, choose_hasher, derive
 from mmcache.fingerprints.loading import UndecodableSource, load
+from mmcache.fingerprints.sampling import samples_of
 from mmcache.fingerprints.sources import (
     SCHEME,
     Kind,
@@ -13,6 +15,7 @@ from mmcache.fingerprints.sources import (
     kind_of,
     read_encoded,
 )
+from mmcache.fingerprints.texts import is_url
 
 __all__ = [
     "SCHEME",
@@ -29,7 +32,10 @@ __all__ = [
     "encode",
     "fingerprint",
     "handling",
+    "is_url",
     "kind_of",
     "load",
     "read_encoded",
+    "samples_of",
+    "taken_apart",
 ]

@@ -77,7 +77,7 @@ class _Encoder:
 
     def key(self, value: object) -> bytes:
         """Return the encoding of a mapping's key: a name even where it is a number."""
-        table, self.table = self.table, _WITH_NUMBERS
+        table, self.table = self.table, _WITH_SIZES
         encoded = self.alone(value)
         self.table = table
         return encoded
@@ -86,7 +86,7 @@ class _Encoder:
 _Rule = Callable[[_Encoder, Any], None]
 
 
-def encode(value: object, *, numbers: bool = True) -> bytes:
+def encode(value: object, *, sizes: bool = True) -> bytes:
     """Encode a value so that different values have different encodings.
 
     Accepted are None, bool, int, float, complex, str, bytes, bytearray, enums (by class and name), numpy scalars,
@@ -94,9 +94,8 @@ def encode(value: object, *, numbers: bool = True) -> bytes:
     tuples, sets, frozensets, dicts, ``OrderedDict``, ``UserDict`` and mapping proxies of these. Mappings and sets have
     no order. Types are exact: ``1``, ``1.0``, ``True``, ``"1"`` and ``b"1"`` all differ, and so do ``[]`` and ``()``.
 
-    With ``numbers=False`` a number counts only by its type, unless it is a whole one of at most 100 (a count of tiles,
-    a patch size: those decide how things are put together), and an array by its dtype and number of dimensions: what
-    is left is the structure of a call.
+    With ``sizes=False`` a whole number of more than 100 counts only by its type (smaller ones are counts of tiles or
+    patch sizes, which decide how things are put together): what is left is the structure of a call.
 
     Raises ``NotEncodable``, which names the path to the culprit, for anything else (subclasses of the above too).
 
@@ -105,7 +104,7 @@ def encode(value: object, *, numbers: bool = True) -> bytes:
     >>> encode(1) == encode(1.0)
     False
     """
-    encoder = _Encoder(_WITH_NUMBERS if numbers else _WITHOUT_NUMBERS)
+    encoder = _Encoder(_WITH_SIZES if sizes else _WITHOUT_SIZES)
     try:
         encoder.put(value)
     except _RefusedError as refused:
@@ -148,11 +147,7 @@ def _put_small_int(encoder: _Encoder, value: int) -> None:
     if -_LARGEST_COUNT <= value <= _LARGEST_COUNT:
         _put_int(encoder, value)
     else:
-        _put_number_type(encoder, value)
-
-
-def _put_number_type(encoder: _Encoder, value: complex) -> None:
-    encoder.out.append(b"#" + type(value).__name__[:1].encode())
+        encoder.out.append(b"#")
 
 
 def _text_bytes(text: str) -> bytes:
@@ -265,9 +260,6 @@ def _put_dtype(encoder: _Encoder, dtype: "numpy.dtype[Any]") -> None:
 def _put_array(encoder: _Encoder, array: "numpy.ndarray[Any, Any]", tag: bytes) -> None:
     if not has_exact_bytes(array.dtype):
         raise _RefusedError(array)
-    if encoder.table is _WITHOUT_NUMBERS and (tag == b"a" or array.dtype.kind in "iufc"):
-        encoder.out.append(_COUNT(b"%", array.ndim) + tag)
-        return _put_dtype(encoder, array.dtype)
     encoder.out.append(tag)
     _put_dtype(encoder, array.dtype)
     _put_sequence(encoder, array.shape)
@@ -289,9 +281,6 @@ def _put_torch(encoder: _Encoder, value: Any, torch: Any) -> bool:
 
 
 def _put_tensor(encoder: _Encoder, tensor: "torch.Tensor") -> None:
-    if encoder.table is _WITHOUT_NUMBERS:
-        encoder.out.append(_COUNT(b"%", tensor.ndim) + b"X")
-        return _put_text(encoder, str(tensor.dtype))
     encoder.out.append(b"X" if tensor.requires_grad else b"w")
     _put_text(encoder, str(tensor.dtype))
     _put_sequence(encoder, tuple(tensor.shape))
@@ -302,7 +291,7 @@ def _put_tensor(encoder: _Encoder, tensor: "torch.Tensor") -> None:
     return _put_bytes(encoder, raw)
 
 
-_WITH_NUMBERS: dict[type, _Rule] = {
+_WITH_SIZES: dict[type, _Rule] = {
     type(None): _put_none,
     bool: _put_bool,
     int: _put_int,
@@ -317,8 +306,4 @@ _WITH_NUMBERS: dict[type, _Rule] = {
     frozenset: _put_set,
     **dict.fromkeys(_MAPPINGS, _put_mapping),
 }
-_WITHOUT_NUMBERS: dict[type, _Rule] = {
-    **_WITH_NUMBERS,
-    int: _put_small_int,
-    **dict.fromkeys((float, complex), _put_number_type),
-}
+_WITHOUT_SIZES: dict[type, _Rule] = {**_WITH_SIZES, int: _put_small_int}

@@ -31,7 +31,7 @@ _OWN_MEMBERS = frozenset(
 # Packages whose versions decide the bits of a processor's output.
 _PACKAGES = ("transformers", "torch", "torchvision", "PIL", "numpy")
 
-_classes: "weakref.WeakKeyDictionary[type, CodeIdentity]" = weakref.WeakKeyDictionary()
+_identities: "weakref.WeakKeyDictionary[Any, CodeIdentity]" = weakref.WeakKeyDictionary()
 
 
 class RefusedOptions(Exception):
@@ -79,11 +79,16 @@ def has_foreign_code(cls: type) -> bool:
     return named or _identity_of(plain).foreign
 
 
-def _identity_of(cls: type) -> CodeIdentity:
+def describe_code(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Return what identifies a function's code as it is now, ready to be encoded; raises `NotIdentifiable`."""
+    return _identity_of(function).current()
+
+
+def _identity_of(target: Any) -> CodeIdentity:
     # Without a lock: two threads that meet here make the same identity twice, and either may stay.
-    identity = _classes.get(cls)
+    identity = _identities.get(target)
     if identity is None:
-        identity = _classes[cls] = CodeIdentity(cls)
+        identity = _identities[target] = CodeIdentity(target)
     return identity
 
 

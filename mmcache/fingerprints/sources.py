@@ -18,6 +18,7 @@ from mmcache.fingerprints.hashers import Hasher, HashState
 from mmcache.fingerprints.loading import UndecodableSource, load
 from mmcache.fingerprints.metadata import encode_handed_over, encode_metadata, lazy_file
 from mmcache.fingerprints.pixels import update_pixels
+from mmcache.fingerprints.texts import digest_text, file_of, is_url
 
 if TYPE_CHECKING:
     import numpy
@@ -62,6 +63,8 @@ def _classes(module: str, *names: str) -> tuple[type, ...]:
 
 
 def _names_file(source: "str | os.PathLike[Any]") -> bool:
+    if isinstance(source, str) and is_url(source):
+        return False  # whatever lies in a folder that is called "http:", loaders fetch it
     try:
         path = os.fspath(source)
         return len(path) <= _LONGEST_PATH and os.path.isfile(path)
@@ -78,7 +81,8 @@ def digest_source(source: object, hasher: Hasher, *, metadata: bool = False) -> 
     them. With ``metadata=True``, for functions of the user's which may read more, an image counts also by its class,
     format, all of its ``info``, EXIF and other attributes, a lazily opened one by its file instead of its pixels (it is
     not loaded, since a function may draft it), a tensor also by ``requires_grad``, encoded bytes by their type and
-    position, and a path by its type and text, beside its content.
+    position, and a path or ``file://`` URL by its type and text, beside its content; data URLs and base64 texts, which
+    are sources for functions only, count by themselves.
 
     Raises ``UnsupportedSource`` for anything else, ``NotEncodable`` for metadata that cannot be hashed exactly, and
     ``UndecodableSource`` where the image or the file cannot be read.
@@ -96,8 +100,19 @@ def digest_source(source: object, hasher: Hasher, *, metadata: bool = False) -> 
             handed_over = encode_handed_over(source) if metadata else b""
             return digest_encoded(read_encoded(source), kind, hasher, handed_over)
         case None:
+            if metadata and type(source) is str:
+                return _digest_text(source, hasher)
             raise unsupported(source)
     return state.digest()
+
+
+def _digest_text(text: str, hasher: Hasher) -> bytes:
+    path = file_of(text)
+    if path is None:
+        return digest_text(text, hasher, _decoding())
+    if not _names_file(path):
+        raise UnsupportedSource("a file:// URL that names no existing file")
+    return digest_encoded(read_encoded(path), "path", hasher, encode(("file URL", text)))
 
 
 def handling(source: object) -> tuple[object, ...]:

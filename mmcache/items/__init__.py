@@ -1,5 +1,19 @@
 """What one image became, kept so that nobody outside can change it."""
 
-from mmcache.items.item import Item, NotStorable, copy_tree, freeze, is_tensor
+from mmcache.items.codes import Coded, NotCodable
+from mmcache.items.images import is_image
+from mmcache.items.item import Item, cast, copy_tree, expanded, freeze, is_tensor
+from mmcache.items.storable import NotStorable
 
-__all__ = ["Item", "NotStorable", "copy_tree", "freeze", "is_tensor"]
+__all__ = [
+    "Coded",
+    "Item",
+    "NotCodable",
+    "NotStorable",
+    "cast",
+    "copy_tree",
+    "expanded",
+    "freeze",
+    "is_image",
+    "is_tensor",
+]

@@ -1,7 +1,7 @@
 """Items: private copies of a processor's output for one image, and fresh copies of them for callers.
 
 An output is a tree of containers (dict, list, tuple, named tuple, and Hugging Face's BatchFeature) whose leaves are
-tensors, arrays and constants. Every leaf is copied on the way in, so that a view never pins its base and nothing done
+tensors, arrays, PIL images and constants. Every leaf is copied on the way in, so that a view never pins its base and nothing done
 to an output reaches the store, and again on the way out, so that every caller owns what it gets.
 """
 
@@ -14,15 +14,13 @@ from typing import Any
 
 import numpy as np
 
-# Constants are shared, not copied: nobody can change them.
-_CONSTANTS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+from mmcache.items.buffers import empty, is_large
+from mmcache.items.codes import Coded
+from mmcache.items.images import check_image, copy_image, image_bytes, is_image
+from mmcache.items.storable import CONSTANTS, NotStorable
 
 # What a node of the tree takes in CPython beside its data: an object header, a slot in its container.
 _NODE_BYTES = 64
-
-
-class NotStorable(Exception):
-    """An output that cannot be kept and given again exactly; its text is the reason of a bypass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +43,8 @@ class Item:
 def freeze(value: Any, seconds: float = 0.0) -> Item:
     """Return an item with private copies of an output's leaves; raise `NotStorable` with the reason if it cannot be.
 
-    Tensors must be plain, dense, on the CPU and outside any graph; arrays must hold no Python objects.
+    Tensors must be plain, dense, on the CPU and outside any graph; arrays must hold no Python objects; images must be
+    loaded, and of no class but Pillow's own.
     """
     nbytes = 0
 
@@ -67,7 +66,7 @@ def copy_tree(value: Any, copy_leaf: Callable[[Any], Any] | None = None, *, chec
     copy_leaf = copy_leaf or _copy_leaf
 
     def walk_key(key: Any) -> Any:
-        if check and type(key) not in _CONSTANTS:
+        if check and type(key) not in CONSTANTS:
             raise NotStorable(f"an output with a key of type {type(key).__qualname__}")
         return key
 
@@ -103,16 +102,42 @@ def is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def expanded(value: Any) -> Any:
+    """Return a tree in which all codes are what they stand for, in fresh memory; all else is the same."""
+    return copy_tree(value, lambda leaf: leaf.expanded() if isinstance(leaf, Coded) else leaf)
+
+
+def cast(value: Any, dtype: Any) -> Any:
+    """Return a tree whose real tensors have another dtype, and whose codes will be expanded as that one.
+
+    Its other leaves are those of ``value``: only for trees that are copied or joined next.
+    """
+    if dtype is None:
+        return value
+
+    def cast_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, Coded):
+            return leaf.as_dtype(dtype) if leaf.kind == "pt" and leaf.dtype.is_floating_point else leaf
+        return leaf.to(dtype) if is_tensor(leaf) and leaf.is_floating_point() else leaf
+
+    return copy_tree(value, cast_leaf)
+
+
 def _copy_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Coded):
+        return leaf.expanded()
     if is_tensor(leaf):
-        return leaf.clone()
+        plain = leaf.device.type == "cpu" and str(leaf.layout) == "torch.strided" and leaf.is_contiguous()
+        return empty(leaf.shape, leaf.dtype).copy_(leaf) if plain and is_large(leaf.nbytes) else leaf.clone()
     if isinstance(leaf, np.ndarray):
         return np.array(leaf, order="K", copy=True)
-    return leaf
+    return copy_image(leaf) if is_image(leaf) else leaf
 
 
 def _copy_outside_inference(leaf: Any) -> Any:
     """Copy a leaf so that it can be used everywhere: a tensor made under ``inference_mode`` is refused by autograd."""
+    if isinstance(leaf, Coded):  # made for an item
+        return leaf
     if not is_tensor(leaf):
         return _copy_leaf(leaf)
     torch = sys.modules["torch"]
@@ -134,19 +159,28 @@ def _container_bytes(node: Any) -> int:
 def _leaf_bytes(leaf: Any) -> int:
     if is_tensor(leaf):
         return int(leaf.untyped_storage().nbytes()) + _NODE_BYTES
-    if isinstance(leaf, np.ndarray):
+    if isinstance(leaf, np.ndarray | Coded):
         return leaf.nbytes + _NODE_BYTES
+    if is_image(leaf):
+        return image_bytes(leaf) + _NODE_BYTES
     return sys.getsizeof(leaf) + _NODE_BYTES
 
 
 def _check_leaf(leaf: Any) -> None:
     kind = type(leaf)
     # A record (np.void) is the one numpy scalar that can be written to.
-    if kind in _CONSTANTS or (isinstance(leaf, np.generic | np.dtype | enum.Enum) and not isinstance(leaf, np.void)):
+    if (
+        kind is Coded
+        or kind in CONSTANTS
+        or (isinstance(leaf, np.generic | np.dtype | enum.Enum) and not isinstance(leaf, np.void))
+    ):
         return
     if kind is np.ndarray:
         if leaf.dtype.hasobject:
             raise NotStorable("an output array of Python objects (ragged lists, return_tensors='np'?)")
+        return
+    if is_image(leaf):
+        check_image(leaf)
         return
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from mmcache.errors import NotJoinable
+from mmcache.items.buffers import empty
+from mmcache.items.codes import Coded
 from mmcache.items.item import copy_tree, is_tensor
 
 # What padding is made of: one value, or a whole row of the last dim.
@@ -24,13 +26,22 @@ def join(parts: Sequence[Any], axis: int, pad: Pad | None = None) -> Any:
     Raises `NotJoinable` for parts of different kinds, dtypes or ranks, and without ``pad`` of different sizes.
     """
     first = parts[0]
-    if any(type(part) is not type(first) for part in parts):
+    if len({_kind(part) for part in parts}) > 1:
         raise NotJoinable(f"parts of different types: {sorted({type(part).__name__ for part in parts})}")
     if isinstance(first, list) and axis >= 0:
         return _join_lists(parts, axis, pad)
-    if is_array(first):
+    if _is_placed(first):
         return _join_arrays(parts, axis, pad)
     raise NotJoinable(f"a {type(first).__name__} cannot be joined, only tensors, arrays and lists")
+
+
+def _is_placed(value: Any) -> bool:
+    return is_array(value) or isinstance(value, Coded)
+
+
+def _kind(part: Any) -> Any:
+    """Return what a part is joined as: codes as what they stand for."""
+    return {"pt": "Tensor", "np": "ndarray"}[part.kind] if isinstance(part, Coded) else type(part).__name__
 
 
 def is_integer(array: Any) -> bool:
@@ -46,7 +57,7 @@ def _join_lists(parts: Sequence[list[Any]], axis: int, pad: Pad | None) -> list[
             raise NotJoinable(f"lists of different lengths: {[len(part) for part in parts]}")
         return [join(rows, axis - 1, pad) for rows in zip(*parts, strict=True)]
     entries = [entry for part in parts for entry in part]
-    if pad is None or not all(is_array(entry) for entry in entries):
+    if pad is None or not all(_is_placed(entry) for entry in entries):
         return [copy_tree(entry) for entry in entries]
     target = _largest([entry.shape for entry in entries])
     return [_place([entry], target, 0, pad) for entry in entries]
@@ -74,11 +85,11 @@ def _largest(shapes: Sequence[Any]) -> tuple[int, ...]:
 
 def _place(parts: Sequence[Any], target: tuple[int, ...], axis: int, pad: Pad | None) -> Any:
     """Write each part once, straight into its place in a new array of the shape ``target``."""
-    first = parts[0]
-    if is_tensor(first) and any(part.is_meta for part in parts):  # outlines: small ones are real, large ones are not
+    first, tensors = parts[0], _kind(parts[0]) == "Tensor"
+    if tensors and any(getattr(part, "is_meta", False) for part in parts):  # outlines: small ones are real, others not
         return first.new_empty(target, device="meta")
     padded = sum(math.prod(part.shape) for part in parts) < math.prod(target)
-    whole = first.new_empty(target) if is_tensor(first) else np.empty(target, dtype=first.dtype)
+    whole = empty(target, first.dtype) if tensors else np.empty(target, dtype=first.dtype)
     if padded:
         _fill(whole, pad)
     start = 0
@@ -87,7 +98,10 @@ def _place(parts: Sequence[Any], target: tuple[int, ...], axis: int, pad: Pad | 
         if len(place):
             place[axis] = slice(start, start + part.shape[axis])
             start += part.shape[axis]
-        whole[tuple(place)] = part
+        if isinstance(part, Coded):
+            part.write(whole[tuple(place)])
+        else:
+            whole[tuple(place)] = part
     return whole
 
 

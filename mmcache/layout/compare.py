@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mmcache.items.item import is_tensor
+from mmcache.items import is_image, is_tensor
 
 
 def difference(expected: Any, found: Any, where: str = "output") -> str:
@@ -22,6 +22,8 @@ def difference(expected: Any, found: Any, where: str = "output") -> str:
         return next((d for i, (e, f) in pairs if (d := difference(e, f, f"{where}[{i}]"))), "")
     if is_tensor(expected) or isinstance(expected, np.ndarray):
         return _array_difference(expected, found, where)
+    if is_image(expected):
+        return _image_difference(expected, found, where)
     if isinstance(expected, np.generic):
         return _array_difference(np.asarray(expected), np.asarray(found), where)
     if isinstance(expected, complex):
@@ -41,6 +43,19 @@ def _mapping_difference(expected: Any, found: Any, where: str) -> str:
     ):
         return f"{where}: {rest}"
     return next((d for key in expected if (d := difference(expected[key], found[key], f"{where}[{key!r}]"))), "")
+
+
+def _image_difference(expected: Any, found: Any, where: str) -> str:
+    """Compare what code can see of two images: mode, size, ``info``, palette, pixels."""
+    if rest := difference(_described(expected), _described(found), where):
+        return rest
+    return "" if expected.tobytes() == found.tobytes() else f"{where}: pixels differ"
+
+
+def _described(image: Any) -> dict[str, Any]:
+    colours = image.im.getpalettemode() if image.mode in ("P", "PA") else None
+    palette = (colours, image.getpalette(None)) if colours else None
+    return {"mode": image.mode, "size": image.size, "info": image.info, "palette": palette}
 
 
 def _attributes(mapping: Any) -> dict[str, Any]:

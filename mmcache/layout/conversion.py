@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mmcache.errors import NotJoinable
-from mmcache.items.item import is_tensor
+from mmcache.items.codes import Coded
+from mmcache.items.item import expanded, is_tensor
 from mmcache.layout.arrays import is_array
 from mmcache.layout.compare import difference
 from mmcache.layout.fields import with_values
@@ -84,10 +85,15 @@ def _contiguous(value: Any) -> bool:
 
 def _stacked(value: Any, kind: str) -> Any:
     """Return a tensor or array of a list's entries along a new dim 0, or of numbers; a view where there is one entry."""
+    if isinstance(value, Coded):
+        return value.as_kind(kind)
     if is_array(value):
         return _as_kind(value, kind)
     if not isinstance(value, list | tuple) or not value:
         raise NotJoinable(f"no tensor is made of a {type(value).__name__}")
+    if len(value) == 1 and isinstance(value[0], Coded):
+        return value[0].as_kind(kind).alone()
+    value = expanded(value)
     if not all(map(is_array, value)):
         return _of_numbers(value, kind)
     entries = [_as_kind(entry, kind) for entry in value]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from mmcache.items.codes import Coded
 from mmcache.items.item import copy_tree, is_tensor
 
 # Integers up to this number of elements are geometry (grids, sizes, counts of crops); larger ones are masks.
@@ -35,6 +36,8 @@ def summary(outlined: Any) -> dict[str, Any]:
 
 
 def _outline_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Coded):
+        return _outline_of_codes(leaf)
     if is_tensor(leaf):
         if leaf.dtype.is_floating_point or leaf.element_size() == 1 or leaf.numel() > _MAX_GEOMETRY_ELEMENTS:
             return leaf.new_empty(leaf.shape, device="meta")
@@ -44,6 +47,12 @@ def _outline_leaf(leaf: Any) -> Any:
             return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
         return leaf.copy()
     return leaf
+
+
+def _outline_of_codes(coded: Coded) -> Any:
+    if coded.kind == "np":
+        return np.broadcast_to(np.zeros((), coded.dtype), coded.shape)
+    return coded.codes.new_empty(coded.shape, dtype=coded.dtype, device="meta")
 
 
 def _fill_leaf(leaf: Any) -> Any:

@@ -1,5 +1,6 @@
 """Probes: small pictures that look like a caller's sources, for trying a processor on them."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,15 @@ _PICTURES = (
     (48, 64, "noise"), (48, 64, "other noise"), (64, 48, "noise"), (56, 112, "noise"), (37, 30, "noise"),
     (64, 48, "black"), (80, 80, "grey"), (720, 700, "noise"), (380, 1200, "noise"),
 )  # fmt: skip
+
+# A side of so many pixels may be taken for the channels of an array.
+_MOST_CHANNELS = 4
+
+# The side of a square of one value: large enough to keep it when the picture is resized to 224 pixels or so.
+_SQUARE = 28
+
+# The size of a picture that shows one value only.
+_SMALL = (56, 56)
 
 # The batches that a layout is found on: equal sizes, repeats, both orders, unequal sizes, 2 to 5 images, large first.
 BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7), (8, 4))
@@ -34,11 +44,16 @@ NESTED_HELD_OUT = ((8, 6), (1,), (6, 7, 3), (4,))
 def trait_of(source: Any) -> Trait:
     """Return the trait of an image, array or tensor (sources that `fingerprint.kind_of` knows as one of these)."""
     if isinstance(source, Image.Image):
-        return "image", source.mode, "transparency" in source.info
+        return image_trait(source.mode, source.width, source.height, transparent="transparency" in source.info)
     kind = "tensor" if is_tensor(source) else "array"
     shape = tuple(source.shape)
-    channels = tuple((axis, size) for axis, size in enumerate(shape) if size <= 4)
+    channels = tuple((axis, size) for axis, size in enumerate(shape) if size <= _MOST_CHANNELS)
     return kind, str(source.dtype), len(shape), channels[:2]
+
+
+def image_trait(mode: str, width: int, height: int, *, transparent: bool = False) -> Trait:
+    """Return the trait of an image; sides that may be taken for a number of channels are part of it."""
+    return "image", mode, transparent, *[side if side <= _MOST_CHANNELS else 0 for side in (width, height)]
 
 
 def size_of(source: Any) -> tuple[int, ...]:
@@ -48,9 +63,22 @@ def size_of(source: Any) -> tuple[int, ...]:
 
 def probes_like(source: Any) -> list[Any]:
     """Return nine small sources with the trait of this one."""
-    if isinstance(source, Image.Image):
-        return [_image_like(source, *picture) for picture in _PICTURES]
-    return [_array_like(source, *picture) for picture in _PICTURES]
+    return [_like(source, *picture) for picture in _PICTURES]
+
+
+def all_values_like(source: Any) -> Any:
+    """Return a source with the trait of this one that shows every value from 0 to 255, each in a large square."""
+    return _like(source, 16 * _SQUARE, 16 * _SQUARE, "squares")
+
+
+def one_value_like(source: Any, value: int) -> Any:
+    """Return a small source with the trait of this one that shows one value only."""
+    return _like(source, *_SMALL, str(value))
+
+
+def _like(source: Any, height: int, width: int, content: str) -> Any:
+    make = _image_like if isinstance(source, Image.Image) else _array_like
+    return make(source, height, width, content)
 
 
 def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -58,14 +86,26 @@ def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[A
         return np.zeros((height, width, channels), np.uint8)
     if content == "grey":
         return np.full((height, width, channels), 119, np.uint8)
+    if content.isdigit():
+        return np.full((height, width, channels), int(content), np.uint8)
+    if content == "squares":
+        rows, columns = np.arange(height)[:, None] // _SQUARE, np.arange(width)[None] // _SQUARE
+        return np.repeat((rows * 16 + columns).astype(np.uint8)[..., None], channels, axis=2)
     seed = height * 1000 + width + (content == "other noise")
     return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
 
 
 def _image_like(source: Image.Image, height: int, width: int, content: str) -> Image.Image:
+    if source.width <= _MOST_CHANNELS:
+        width = source.width
+    if source.height <= _MOST_CHANNELS:
+        height = source.height
     rgba = Image.fromarray(_paint(height, width, content, 4))
     if source.mode == "P":
-        image = rgba.convert("RGB").quantize(64, method=Image.Quantize.FASTOCTREE)
+        # Of one colour each, a quantized square is not what it was; greys are palettes by themselves.
+        grey = content == "squares" or content.isdigit()
+        rgb = rgba.convert("RGB")
+        image = rgb.convert("L").convert("P") if grey else rgb.quantize(64, method=Image.Quantize.FASTOCTREE)
     else:
         # Modes without a way from RGBA go over RGB; those without any raise, and the trial says so.
         image = rgba if source.mode == "RGBA" else rgba.convert("RGB")
@@ -79,7 +119,7 @@ def _image_like(source: Image.Image, height: int, width: int, content: str) -> I
 def _array_like(source: Any, height: int, width: int, content: str) -> Any:
     """Paint an array of the same dtype, rank and place of the channels, with values in the range of the source's."""
     shape = list(source.shape)
-    small = [axis for axis, size in enumerate(shape) if size <= 4]
+    small = [axis for axis, size in enumerate(shape) if size <= _MOST_CHANNELS]
     spatial = [axis for axis in range(len(shape)) if axis not in small][-2:]
     for axis, size in zip(spatial, (height, width), strict=False):
         shape[axis] = size
@@ -87,14 +127,17 @@ def _array_like(source: Any, height: int, width: int, content: str) -> Any:
         shape[axis] = 2
     count = int(np.prod(shape))
     painted = np.resize(_paint(height, width, content, 4).reshape(-1), count).reshape(shape)
-    unit = float(source.max()) <= 1 if np.prod(tuple(source.shape)) else True
     if is_tensor(source):
         import torch
 
         tensor = torch.from_numpy(painted)
-        if source.dtype.is_floating_point and unit:
+        if source.dtype.is_floating_point and _in_unit(source):
             tensor = tensor / 255
         return (tensor > 127) if source.dtype is torch.bool else tensor.to(source.dtype)
-    if source.dtype.kind == "f" and unit:
+    if source.dtype.kind == "f" and _in_unit(source):
         return (painted / 255).astype(source.dtype)
     return painted > 127 if source.dtype.kind == "b" else painted.astype(source.dtype)
+
+
+def _in_unit(source: Any) -> bool:
+    return float(source.max()) <= 1 if math.prod(source.shape) else True

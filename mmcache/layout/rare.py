@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmcache.errors import NotJoinable
-from mmcache.items.item import copy_tree, is_tensor
+from mmcache.items.item import copy_tree, expanded, is_tensor
 from mmcache.layout.arrays import is_array, is_integer, join
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Sometimes:
         return self.field.join([self._empty(there[0]) if part is ABSENT else part for part in parts])
 
     def _empty(self, like: Any) -> Any:
+        like = expanded(like)
         if isinstance(like, list):
             return [[] for _ in range(self.empty_rows)]
         if not is_array(like) or len(like.shape) == 0:

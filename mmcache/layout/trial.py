@@ -13,13 +13,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mmcache.errors import NotJoinable
-from mmcache.items.item import NotStorable, freeze
+from mmcache.items import NotStorable, freeze
 from mmcache.layout.candidates import Unexplained, find_fields
+from mmcache.layout.coding import Coding, find_coding
 from mmcache.layout.compare import difference
 from mmcache.layout.conversion import Conversion, find_conversion
 from mmcache.layout.fields import Layout
 from mmcache.layout.geometry import outline
-from mmcache.layout.probes import BATCHES, HELD_OUT, NESTED_BATCHES, NESTED_HELD_OUT, probes_like, size_of
+from mmcache.layout.probes import (
+    BATCHES,
+    HELD_OUT,
+    NESTED_BATCHES,
+    NESTED_HELD_OUT,
+    all_values_like,
+    one_value_like,
+    probes_like,
+    size_of,
+)
 from mmcache.randomness import random_states
 
 Form = Literal["one", "flat", "nested"]
@@ -32,6 +42,9 @@ DRAWS = "it draws random numbers"
 
 # A batch of images (or of samples) by the numbers of their pictures.
 _Batch = Sequence[Any]
+
+# Pictures with their outputs.
+_Singles = Sequence[tuple[Any, Any]]
 
 # So many pictures of each kind are tried together with those of other kinds: the first two are of one size.
 _PROBES_TOGETHER = 3
@@ -46,7 +59,8 @@ class Verdict:
 
     ``steady_geometry`` says that images of one size had outputs of one shape, so that a size's geometry may be
     remembered. ``alone`` says that a list of one image may be served whatever the reason, which is then one against
-    batches only. With a ``conversion`` items are those of ``return_tensors=None``.
+    batches only. With a ``conversion`` items are those of ``return_tensors=None``, with a ``coding`` they are kept as
+    codes.
     """
 
     reason: str = ""
@@ -54,6 +68,12 @@ class Verdict:
     steady_geometry: bool = False
     alone: bool = False
     conversion: Conversion | None = None
+    coding: Coding | None = None
+
+    @property
+    def as_it_came(self) -> bool:
+        """Whether an item's output for a single image is that of the processor, in every way."""
+        return self.conversion is None and self.coding is None
 
     @property
     def served(self) -> bool:
@@ -65,15 +85,28 @@ class _Disagreement(Exception):
     """A comparison that failed; its text becomes the verdict's reason."""
 
 
-def try_processor(
-    call: Callable[[Any], Any], source: Any, form: Form, *, lists: Callable[[Any], Any] | None = None, kind: Any = None
-) -> Verdict:
-    """Try ``call(images)`` (a processor with its options) on pictures like ``source``, in one form of ``images``.
+@dataclass(frozen=True)
+class Calls:
+    """The calls that are tried: a processor with its options, and with some changed.
 
-    ``kind`` is the ``return_tensors`` among its options, ``lists`` the same call without it, if its outputs may be made
-    from that one's. The random generators are left as they were.
+    ``asked(images)`` is the call itself and ``kind`` the ``return_tensors`` among its options; ``lists`` is the same
+    with None in their place, if outputs may be made from that one's. ``asked_values`` and ``list_values`` are the two
+    without the last steps (see `mmcache.layout.coding`).
     """
-    call = watched(call)
+
+    asked: Callable[[Any], Any]
+    kind: Any = None
+    lists: Callable[[Any], Any] | None = None
+    asked_values: Callable[[Any], Any] | None = None
+    list_values: Callable[[Any], Any] | None = None
+
+
+def try_processor(calls: Calls, source: Any, form: Form) -> Verdict:
+    """Try a processor with its options on pictures like ``source``, in one form of ``images``.
+
+    The random generators are left as they were.
+    """
+    call = watched(calls.asked)
     try:
         singles = _try_singles(call, probes_like(source), form)
         steady = all(
@@ -83,18 +116,21 @@ def try_processor(
         )
     except (_Disagreement, NotStorable) as found:
         return Verdict(reason=str(found))
-    conversion = _try_conversion(watched(lists), kind, singles, form) if lists is not None else None
+    conversion, made = _try_conversion(calls, singles, form)
+    coding = _try_coding(calls, converted=conversion is not None, made=made, source=source, form=form)
     if form == "one":
-        return Verdict(steady_geometry=steady, conversion=conversion)
+        return Verdict(steady_geometry=steady, conversion=conversion, coding=coding)
     try:
         layout = _try_batches(call, singles, form)
-        # Whole samples were not converted here.
-        return Verdict(layout=layout, steady_geometry=steady, conversion=None if layout.whole_samples else conversion)
+        if layout.whole_samples:  # which were neither converted nor coded here
+            conversion = coding = None
+        return Verdict(layout=layout, steady_geometry=steady, conversion=conversion, coding=coding)
     except (_Disagreement, Unexplained, NotStorable) as found:
         alone = form == "flat" and str(found) != DRAWS
         return Verdict(
-            reason=str(found), steady_geometry=steady and alone, alone=alone, conversion=conversion if alone else None
-        )
+            reason=str(found), steady_geometry=steady and alone, alone=alone,
+            conversion=conversion if alone else None, coding=coding if alone else None,
+        )  # fmt: skip
 
 
 def try_together(call: Callable[[Any], Any], kinds: Sequence[Any], form: Form, apart: Verdict) -> Verdict:
@@ -182,18 +218,51 @@ def _try_singles(call: Callable[[Any], Any], probes: Sequence[Any], form: Form) 
     return singles
 
 
-def _try_conversion(
-    lists: Callable[[Any], Any], kind: Any, singles: Sequence[tuple[Any, Any]], form: Form
-) -> Conversion | None:
-    """Return how the outputs of single images are made from those without ``return_tensors``, if they are."""
-    wrapped = (lambda probe: probe) if form == "one" else (lambda probe: [probe])
+def _try_conversion(calls: Calls, singles: _Singles, form: Form) -> tuple[Conversion | None, _Singles]:
+    """Return how the outputs of single images are made from those without ``return_tensors``, and from which.
+
+    None and the outputs themselves, if they are not.
+    """
+    if calls.lists is None:
+        return None, singles
+    lists = watched(calls.lists)
     try:
-        pairs = [(lists(wrapped(probe)), output) for probe, output in singles]
+        made = [(probe, lists(_in_form(probe, form))) for probe, _ in singles]
         if form != "one":
-            _agree(pairs[0][0], lists(singles[0][0]), "an image alone and in a list of one")
+            _agree(made[0][1], lists(singles[0][0]), "an image alone and in a list of one")
     except Exception:  # noqa: BLE001 - it is not for this processor; what was asked for has been tried
+        return None, singles
+    conversion = find_conversion(calls.kind, [(one, asked) for (_, one), (_, asked) in zip(made, singles, strict=True)])
+    return conversion, made if conversion is not None else singles
+
+
+def _try_coding(calls: Calls, *, converted: bool, made: _Singles, source: Any, form: Form) -> Coding | None:
+    """Return how the outputs that items are made of can be kept as codes, if they can."""
+    usual = calls.lists if converted else calls.asked
+    values = calls.list_values if converted else calls.asked_values
+    if usual is None or values is None:
         return None
-    return find_conversion(kind, pairs)
+    usual, values = watched(usual), watched(values)
+
+    def pair(picture: Any) -> tuple[Any, Any]:
+        return usual(_in_form(picture, form)), values(_in_form(picture, form))
+
+    try:
+        pairs = [(output, values(_in_form(probe, form))) for probe, output in made]
+        coding, unseen = find_coding(pairs)
+        if coding is None:
+            return None
+        pairs.append(pair(all_values_like(source)))
+        coding, unseen = find_coding(pairs)
+        if unseen:
+            coding, unseen = find_coding([*pairs, *(pair(one_value_like(source, value)) for value in unseen)])
+    except Exception:  # noqa: BLE001 - it is not for this processor; items are kept as they come
+        return None
+    return None if unseen else coding
+
+
+def _in_form(picture: Any, form: Form) -> Any:
+    return picture if form == "one" else [picture]
 
 
 def _agree(expected: Any, found: Any, what: str) -> None:

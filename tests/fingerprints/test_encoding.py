@@ -378,15 +378,12 @@ def test_a_refusal_does_not_show_the_value() -> None:
     ("one", "other"),
     [
         ({"size": {"height": 224, "width": 224}}, {"size": {"height": 336, "width": 10**9}}),
-        ([1.5, 2j, -101], [0.0, 1j, 10**30]),
-        (numpy.float32(1), numpy.float32(2)),
-        (numpy.zeros((2, 3)), numpy.ones((4, 5))),
-        (torch.zeros(2, 3), torch.ones(4, 5)),
+        ([101, -101], [10**30, 1000]),
         ({0: "cat"}, {0: "cat"}),
     ],
 )
-def test_without_numbers_only_the_structure_counts(one: object, other: object) -> None:
-    assert encode(one, numbers=False) == encode(other, numbers=False)
+def test_without_sizes_only_the_structure_counts(one: object, other: object) -> None:
+    assert encode(one, sizes=False) == encode(other, sizes=False)
 
 
 @pytest.mark.parametrize(
@@ -396,6 +393,11 @@ def test_without_numbers_only_the_structure_counts(one: object, other: object) -
         (None, 0),
         (1, 2),
         (100, 101),
+        (0.5, 0.25),
+        (2j, 1j),
+        (numpy.float32(1), numpy.float32(2)),
+        (numpy.zeros((2, 3)), numpy.ones((2, 3))),
+        (torch.zeros(2, 3), torch.ones(2, 3)),
         (1, 1.0),
         (1, True),
         ("1", "2"),
@@ -412,8 +414,8 @@ def test_without_numbers_only_the_structure_counts(one: object, other: object) -
         (numpy.bool_(True), numpy.bool_(False)),
     ],
 )
-def test_without_numbers_everything_else_still_counts(one: object, other: object) -> None:
-    assert encode(one, numbers=False) != encode(other, numbers=False)
+def test_without_sizes_everything_else_still_counts(one: object, other: object) -> None:
+    assert encode(one, sizes=False) != encode(other, sizes=False)
     assert encode(one) != encode(other)
 
 

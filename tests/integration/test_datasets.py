@@ -109,11 +109,15 @@ def test_the_fingerprint_is_that_of_the_plain_processor(backend: str, secret: st
         assert hashed(wrapped) == hashed(plain)
         assert hashed(processing(wrapped)) == hashed(processing(plain))
         assert hashed([wrapped, wrapped, {"again": wrapped}]) == hashed([plain, plain, {"again": plain}])
-        assert hashed(processing(wrapped)) != hashed(processing(type(plain)(size={"shortest_edge": 30}, crop_size=CROP)))
+        assert hashed(processing(wrapped)) != hashed(
+            processing(type(plain)(size={"shortest_edge": 30}, crop_size=CROP))
+        )
 
 
 def test_the_fingerprint_of_a_whole_processor_is_that_of_the_plain_one(tiny_qwen2_vl: tuple[Any, Any]) -> None:
     plain, _ = tiny_qwen2_vl
     with mmcache.Cache("64MiB", name="fingerprints") as cache:
         wrapped = mmcache.wrap(plain, cache)
-        assert datasets.fingerprint.Hasher.hash(processing(wrapped)) == datasets.fingerprint.Hasher.hash(processing(plain))
+        assert datasets.fingerprint.Hasher.hash(processing(wrapped)) == datasets.fingerprint.Hasher.hash(
+            processing(plain)
+        )

@@ -9,7 +9,7 @@ import transformers
 
 from mmcache.layout import Along, Batched, Field, Largest, Layout, Nested, Padded, PaddedLists, RunningOffset, Sometimes
 from mmcache.layout.compare import difference
-from mmcache.layout.trial import Verdict, try_processor
+from mmcache.layout.trial import Calls, Verdict, try_processor
 from tests.pictures import picture
 
 ROWS, ZEROS = Batched(), Padded(0)
@@ -84,7 +84,7 @@ NEW = [picture(1, 800, 400), picture(2, 90, 64), picture(3, 240, 520)]
 def test_a_special_family_gets_the_layout_that_it_has_and_it_holds_for_new_pictures(name: str) -> None:
     options, expected = FAMILIES[name]
     processor = getattr(transformers, name)(**options)
-    found = try_processor(lambda images: processor(images, return_tensors="pt"), picture(1), "nested")
+    found = try_processor(Calls(lambda images: processor(images, return_tensors="pt")), picture(1), "nested")
     assert found == Verdict(layout=expected, steady_geometry=True), found.reason or found.layout
     for tensors in ("pt", "np", None):  # the layout is the same for all
 
@@ -106,8 +106,8 @@ def test_a_special_family_gets_the_layout_that_it_has_and_it_holds_for_new_pictu
 @pytest.mark.parametrize("name", ["PPOCRV5ServerRecImageProcessor", "PPOCRV6SmallRecImageProcessor"])
 def test_where_the_widest_of_a_batch_decides_only_a_list_of_one_is_served(name: str) -> None:
     processor = getattr(transformers, name)()
-    flat = try_processor(lambda images: processor(images, return_tensors="pt"), picture(1), "flat")
+    flat = try_processor(Calls(lambda images: processor(images, return_tensors="pt")), picture(1), "flat")
     assert (flat.served, flat.alone, flat.layout) == (False, True, None)
     assert "no layout explains how 'pixel_values'" in flat.reason
-    nested = try_processor(lambda images: processor(images, return_tensors="pt"), picture(1), "nested")
+    nested = try_processor(Calls(lambda images: processor(images, return_tensors="pt")), picture(1), "nested")
     assert (nested.served, nested.alone) == (False, False)

@@ -17,7 +17,7 @@ import mmcache
 from mmcache.layout import Batched, Layout, Nested, Padded, Same
 from mmcache.layout.compare import difference
 from mmcache.layout.probes import probes_like, trait_of
-from mmcache.layout.trial import Form, Verdict, try_processor
+from mmcache.layout.trial import Calls, Form, Verdict, try_processor
 from mmcache.randomness import random_states
 from tests.pictures import counted, picture
 
@@ -64,7 +64,7 @@ def well_behaved(images: Any) -> dict[str, Any]:
 
 
 def verdict(call: Callable[[Any], Any], form: Form = "flat", source: Any = None) -> Verdict:
-    return try_processor(call, source if source is not None else picture(1), form)
+    return try_processor(Calls(call), source if source is not None else picture(1), form)
 
 
 # Real processors

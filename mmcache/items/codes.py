@@ -1,0 +1,164 @@
+"""Codes: an item's pixels as the uint8 values that they were before rescaling and normalising, with the way back.
+
+Nearly every processor gives, with rescaling and normalising off, whole values of 0 to 255 from which its usual output
+is a table. They take a fourth of the memory of float32 (an eighth where frames are repeated along a time axis), and are
+expanded into an output in one pass. Where a trial has shown that the processor's own two steps (subtract, divide) give the
+table to the bit, they are used, since they are faster than looking up.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mmcache.items.buffers import empty
+
+# Expanded at once: small enough to stay in the second-level cache over all steps.
+_BLOCK_ELEMENTS = 1 << 16
+
+VALUES = 256
+
+
+class NotCodable(Exception):
+    """Pixels that are no whole values of 0 to 255, or not repeated where they should be: kept as they came."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where the channels are: on dim ``axis`` (negative), in ``channels`` parts, each ``repeats`` times in a row.
+
+    Qwen2-VL's rows are channels by frames by pixels: ``Rule(-1, 3, 2)``. One channel means one table for all.
+    """
+
+    axis: int
+    channels: int
+    repeats: int = 1
+
+    def view(self, shape: Sequence[int]) -> tuple[int, int, int, int]:
+        """Return a shape as (before, channels, repeats, rest); raise `NotCodable` if it cannot be seen so."""
+        if self.channels == self.repeats == 1:
+            return 1, 1, 1, math.prod(shape)
+        parts = self.channels * self.repeats
+        if len(shape) < -self.axis or shape[self.axis] % parts:
+            raise NotCodable(f"no {self.channels} channels on dim {self.axis} of {tuple(shape)}")
+        before = math.prod(shape[: self.axis])
+        return before, self.channels, self.repeats, math.prod(shape[self.axis :]) // parts
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """The way back from codes: a table (channels, 256) in the output's dtype, and two steps where they are exact.
+
+    With ``steps`` (two tensors of one element per channel) an element is ``(code - first) / second``.
+    """
+
+    rule: Rule
+    table: Any
+    steps: tuple[Any, Any] | None = None
+
+    def write(self, codes: Any, out: Any) -> None:
+        """Expand codes (before, channels, 1, rest) into a tensor (before, channels, repeats, rest)."""
+        once = out[:, :, :1]
+        rows, columns = _blocks(codes.shape)
+        for top in range(0, codes.shape[0], rows):
+            for left in range(0, codes.shape[3], columns):
+                place = (slice(top, top + rows), slice(None), slice(None), slice(left, left + columns))
+                self._write_block(codes[place], once[place])
+                if out.shape[2] > 1:
+                    out[place][:, :, 1:] = once[place]
+
+    def _write_block(self, codes: Any, out: Any) -> None:
+        if self.steps is None:
+            return self._look_up(codes, out)
+        block = out if out.dtype == self.table.dtype else out.new_empty(out.shape, dtype=self.table.dtype)
+        block.copy_(codes)
+        block.sub_(self.steps[0].view(1, -1, 1, 1)).div_(self.steps[1].view(1, -1, 1, 1))
+        if block is not out:
+            out.copy_(block)
+        return None
+
+    def _look_up(self, codes: Any, out: Any) -> None:
+        for channel, row in enumerate(self.table):
+            index = codes[:, channel].reshape(-1).int()
+            out[:, channel] = row.index_select(0, index).view(out[:, channel].shape)
+
+
+def _blocks(shape: Sequence[int]) -> tuple[int, int]:
+    """Return how many rows, and how many columns of one row, are expanded at once."""
+    row = shape[1] * shape[3]
+    if row >= _BLOCK_ELEMENTS:
+        return 1, max(1, _BLOCK_ELEMENTS // shape[1])
+    return max(1, _BLOCK_ELEMENTS // max(1, row)), max(1, shape[3])
+
+
+@dataclass(frozen=True, eq=False)
+class Coded:
+    """A tensor or array in an item, as codes.
+
+    ``codes`` is a uint8 tensor (before, channels, 1, rest), private to the item; ``shape`` and ``kind`` ("pt" or "np")
+    are those of what it stands for. With ``cast`` it is expanded straight into that dtype of torch's, to the bits that
+    casting gives.
+    """
+
+    codes: Any
+    expansion: Expansion
+    shape: tuple[int, ...]
+    kind: str
+    cast: Any = None
+
+    @classmethod
+    def of(cls, pixels: Any, expansion: Expansion) -> "Coded":
+        """Code a tensor or array of whole values; raise `NotCodable` for others. Its memory is not kept."""
+        import torch
+
+        tensor = pixels if isinstance(pixels, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
+        seen = tensor.detach().reshape(expansion.rule.view(tensor.shape))
+        once = seen[:, :, :1]
+        if not all(torch.equal(once, seen[:, :, at : at + 1]) for at in range(1, seen.shape[2])):
+            raise NotCodable("frames that are not repeated")
+        codes = once.to(torch.uint8, copy=True, memory_format=torch.contiguous_format)
+        if tensor.dtype is not torch.uint8 and not torch.equal(codes.to(once.dtype), once):
+            raise NotCodable("values that are not whole, or not of 0 to 255")
+        kind = "pt" if tensor is pixels else "np"
+        return cls(codes, expansion, tuple(tensor.shape), kind)
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of what it stands for, torch's or numpy's."""
+        table = self.expansion.table
+        return (self.cast or table.dtype) if self.kind == "pt" else table.numpy().dtype
+
+    @property
+    def nbytes(self) -> int:
+        """What it keeps alive; the expansion is shared."""
+        return int(self.codes.nbytes)
+
+    def as_kind(self, kind: str) -> "Coded":
+        """Return the same as a tensor or array, with shared codes."""
+        return replace(self, kind=kind)
+
+    def as_dtype(self, dtype: Any) -> "Coded":
+        """Return the same, to be expanded as another dtype of torch's, with shared codes."""
+        return replace(self, cast=dtype)
+
+    def alone(self) -> "Coded":
+        """Return the same with a new dim 0 of one, with shared codes."""
+        return replace(self, shape=(1, *self.shape))
+
+    def expanded(self) -> Any:
+        """Return what it stands for, in fresh memory."""
+        tensor = empty(self.shape, self.cast or self.expansion.table.dtype)
+        self.write(tensor)
+        return tensor if self.kind == "pt" else tensor.numpy()
+
+    def write(self, out: Any) -> None:
+        """Expand into a tensor or array of its shape, which may be a view and, if a tensor, of another real dtype."""
+        import torch
+
+        tensor = out if isinstance(out, torch.Tensor) else torch.from_numpy(out)
+        if tensor.is_contiguous():
+            self.expansion.write(self.codes, tensor.view(self.expansion.rule.view(self.shape)))
+        else:
+            tensor.copy_(replace(self, kind="pt").expanded())
