@@ -419,18 +419,18 @@ def rows_of(images: Any) -> Any:
 
 
 def test_whole_samples_are_not_converted() -> None:
-    nested = try_processor(company, picture(1), "nested", lists=rows_of, kind="pt")
+    nested = try_processor(Calls(company, "pt", rows_of), picture(1), "nested")
     assert nested.layout is not None
     assert nested.layout.whole_samples
     assert nested.conversion is None
-    assert try_processor(company, picture(1), "flat", lists=rows_of, kind="pt").conversion is not None
+    assert try_processor(Calls(company, "pt", rows_of), picture(1), "flat").conversion is not None
 
 
 def test_lists_that_depend_on_how_an_image_is_given_are_not_converted() -> None:
     def lists(images: Any) -> Any:
         return rows_of(images) if isinstance(images, list) else company(images)
 
-    found = try_processor(company, picture(1), "flat", lists=lists, kind="pt")
+    found = try_processor(Calls(company, "pt", lists), picture(1), "flat")
     assert found.served
     assert found.conversion is None
 
