@@ -76,12 +76,15 @@ class Observer:
             return None
 
     def own_tokens(self, size: tuple[int, ...]) -> int | None:
-        """Return how many tokens the processor's own method says that an image (width, height) takes, if it has one."""
+        """Return how many tokens the processor's own method says that an image (width, height) takes, if it has one.
+
+        It is not asked with options: in transformers 4.57 it writes them into the defaults of its class.
+        """
         method = getattr(self._processor, "_get_num_multimodal_tokens", None)
-        if method is None:
+        if method is None or self._options:
             return None
         try:
-            (tokens,) = method(image_sizes=[(size[1], size[0])], **copy.deepcopy(self._options)).num_image_tokens
+            (tokens,) = method(image_sizes=[(size[1], size[0])]).num_image_tokens
             return int(tokens)
         except Exception:  # noqa: BLE001 - a helper that fails tells nothing, like one that is not there
             return None
@@ -134,8 +137,8 @@ class Observer:
             return None
         if not self._placeholder_was_tried:
             self._placeholder_was_tried = True
-            # Some put tokens of their own before the text: then a placeholder in it is one too many.
-            if self._shown(_ANY_TEXTS[0], picture)[1]:
+            # Some put tokens of their own before a text that has none; others do so always, and then this is one too many.
+            if self._shown(_ANY_TEXTS[0], picture)[1] not in (0, tokens):
                 self._placeholder = None
                 return None
         return tokens
