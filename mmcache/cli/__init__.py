@@ -26,6 +26,7 @@ class _Command(Protocol):
 
 
 _COMMANDS = {
+    "bench": "measure what mmcache costs and saves on this machine, in ratios",
     "demo": "process photographs twice per request, plain and with mmcache, and compare times and bits",
     "fingerprint": "print the fingerprints of picture files",
     "info": "show versions, limits and settings, as mmcache finds them here",
