@@ -101,8 +101,9 @@ def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"state": state, "options": dict(options)}
     cls = plain_class(type(processor))
     # An option that is given as None is given: it means off, not the attribute. One that is not given is the attribute,
-    # or what the signature says (in transformers 5.24 Emu3's do_pad, and return_tensors of TimmWrapper).
-    unasked = {name: getattr(processor, name, None) for name in names} | _own_defaults(cls)
+    # or what the signature says.
+    own = _own_defaults(cls)
+    unasked = {name: getattr(processor, name, None) for name in names} | own
     try:
         effective = standardize(**{**unasked, **options})
     except Exception as refused:
@@ -110,7 +111,7 @@ def _effective(processor: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     # An attribute that differs from the option in its place stays in the state: a few processors read it all the same
     # (in transformers 5.24 PerceptionLM and two of PP-OCR).
     for name in names:
-        if name not in options or _alike(state.get(name), effective.get(name)):
+        if (name not in options and name not in own) or _alike(state.get(name), effective.get(name)):
             state.pop(name, None)
     described = {"state": state, "options": effective}
     # Code of others may tell an option that is given from one that is not, and a spelling from another.

@@ -139,6 +139,21 @@ class TensorsUnlessAsked(transformers.CLIPImageProcessor):
         return super().preprocess(images, return_tensors=return_tensors, do_normalize=do_normalize, **options)
 
 
+class OnlyIfBoth(transformers.CLIPImageProcessorPil):
+    """Has a default in its signature, and reads the attribute all the same."""
+
+    def preprocess(self, images: Any, do_normalize: bool = True, **options: Any) -> Any:
+        return super().preprocess(images, do_normalize=do_normalize and self.do_normalize, **options)
+
+
+def test_an_attribute_counts_beside_a_default_in_the_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
+    with mmcache.Cache("256MiB", verify_rate=0) as cache:
+        for plain in (OnlyIfBoth(), OnlyIfBoth(do_normalize=False), OnlyIfBoth()):
+            assert difference(plain(picture(4)), mmcache.wrap(plain, cache)(picture(4))) == ""
+        assert cache.cache_info().hits == 1
+
+
 @pytest.mark.parametrize("subclass", [TensorsUnlessAsked, transformers.Emu3ImageProcessor])
 def test_a_default_in_the_signature_is_not_the_attribute(subclass: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
