@@ -28,13 +28,19 @@ _NEIGHBOURS = 8
 
 @dataclass(frozen=True, eq=False)
 class Coding:
-    """The outputs that are kept as codes, each with its way back; a bare output has the name ``""``."""
+    """The outputs that are kept as codes, each with its way back; a bare output has the name ``""``.
+
+    ``names`` are all outputs that were looked at: what has another one (it may come with larger pictures) is not coded.
+    """
 
     expansions: Mapping[str, Expansion]
+    names: frozenset[str]
 
     def coded(self, values: Any) -> Any:
         """Return what a processor gives without its last steps, with codes for pixels; raise `NotCodable`."""
         named = _named(values)
+        if unknown := set(named) - self.names:
+            raise NotCodable(f"outputs that were not tried: {sorted(unknown)}")
         changed = {
             name: _mapped(value, self._leaf(name)) if name in self.expansions else value
             for name, value in named.items()
@@ -55,10 +61,9 @@ def find_coding(pairs: Sequence[tuple[Any, Any]]) -> tuple[Coding | None, list[i
     if any(list(usual) != list(values) for usual, values in named):
         return None, []
     expansions, unseen = {}, set[int]()
-    for name in named[0][0]:
-        if any(name not in usual for usual, _ in named):
-            return None, []
-        columns = [(usual[name], values[name]) for usual, values in named]
+    names = dict.fromkeys(name for usual, _ in named for name in usual)
+    for name in names:
+        columns = [(usual[name], values[name]) for usual, values in named if name in usual]
         leaves = [leaf for usual, values in columns for leaf in _leaves(usual, values)]
         changed = any(difference(usual, values) for usual, values in columns)
         found = _expansion(leaves) if changed or all(map(_is_bytes, leaves)) else None
@@ -67,7 +72,7 @@ def find_coding(pairs: Sequence[tuple[Any, Any]]) -> tuple[Coding | None, list[i
             unseen |= missing
         elif changed:
             return None, []
-    return (Coding(expansions) if expansions else None), sorted(unseen)
+    return (Coding(expansions, frozenset(names)) if expansions else None), sorted(unseen)
 
 
 def _named(output: Any) -> Any:

@@ -30,11 +30,13 @@ _MOST_NUMBERS = 1024
 class Conversion:
     """Which outputs become tensors (``kind`` "pt") or arrays ("np"); the others stay as they are.
 
-    A bare output has the name ``""``.
+    A bare output has the name ``""``. ``seen`` are all outputs that were looked at: there may be others, of pictures unlike
+    those.
     """
 
     kind: str
     names: frozenset[str]
+    seen: frozenset[str]
 
     def apply(self, output: Any) -> Any:
         """Return an output of ``return_tensors=None`` as what was asked for; its memory is shared where possible.
@@ -43,6 +45,8 @@ class Conversion:
         """
         if not hasattr(output, "keys"):
             return _stacked(output, self.kind) if "" in self.names else output
+        if unknown := set(output) - self.seen:
+            raise NotJoinable(f"outputs that were not tried: {sorted(unknown)}")
         values = {n: _stacked(value, self.kind) if n in self.names else value for n, value in output.items()}
         return with_values(output, values)
 
@@ -54,12 +58,11 @@ def find_conversion(kind: str, pairs: Sequence[tuple[Any, Any]]) -> Conversion |
     named = [(_named(lists), _named(asked)) for lists, asked in pairs]
     if any(list(lists) != list(asked) for lists, asked in named):
         return None
+    seen = frozenset(itertools.chain.from_iterable(lists for lists, _ in named))
     stacked = frozenset(
-        name
-        for name in itertools.chain.from_iterable(lists for lists, _ in named)
-        if any(name in lists and difference(lists[name], asked[name]) for lists, asked in named)
+        name for name in seen if any(name in lists and difference(lists[name], asked[name]) for lists, asked in named)
     )
-    conversion = Conversion(kind, stacked)
+    conversion = Conversion(kind, stacked, seen)
     try:
         exact = all(_alike(asked, conversion.apply(lists)) for lists, asked in pairs)
     except NotJoinable:

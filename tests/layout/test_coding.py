@@ -8,7 +8,7 @@ import torch
 import transformers
 
 import mmcache
-from mmcache.items.codes import Coded, Rule
+from mmcache.items.codes import Coded, NotCodable, Rule
 from mmcache.layout.coding import find_coding
 from mmcache.layout.compare import difference
 from tests.pictures import counted, picture
@@ -84,6 +84,17 @@ def test_outputs_that_are_the_same_either_way_stay_as_they_are() -> None:
     coding, _ = find_coding(both)
     assert coding is not None
     assert set(coding.expansions) == {"pixel_values"}
+
+
+def test_outputs_that_only_some_pictures_have_are_coded_too_and_others_stop_it() -> None:
+    both = pairs()
+    for at, part in enumerate(both[1]):
+        part["tiles"] = usual(VALUES[0]) if at == 0 else VALUES[0]
+    coding, _ = find_coding(both)
+    assert coding is not None
+    assert set(coding.expansions) == {"pixel_values", "tiles"}
+    with pytest.raises(NotCodable, match="late"):
+        coding.coded({"pixel_values": VALUES[0], "late": VALUES[0]})
 
 
 def test_an_output_that_changes_and_is_no_table_forbids_all() -> None:

@@ -49,14 +49,16 @@ def test_what_was_asked_for_is_made_of_lists(name: str) -> None:
 def test_a_bare_output_is_converted_too(kind: str) -> None:
     asked: Any = ROWS[None] if kind == "pt" else ROWS[None].numpy()
     conversion = find_conversion(kind, [([rows()], asked)])
-    assert conversion == Conversion(kind, frozenset({""}))
+    assert conversion == Conversion(kind, frozenset({""}), frozenset({""}))
     assert difference(asked, conversion.apply([rows()])) == ""
 
 
 def test_outputs_that_stay_lists_stay_as_they_are() -> None:
     lists = {"pixels": [rows()], "tiles": [[4]]}
     asked = {"pixels": ROWS[None], "tiles": [[4]]}
-    assert find_conversion("pt", [(lists, asked)]) == Conversion("pt", frozenset({"pixels"}))
+    assert find_conversion("pt", [(lists, asked)]) == Conversion(
+        "pt", frozenset({"pixels"}), frozenset({"pixels", "tiles"})
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,13 @@ def test_what_differs_is_not_converted(lists: Any, asked: Any) -> None:
     assert find_conversion("pt", [(lists, asked)]) is None
 
 
+def test_outputs_that_no_picture_of_the_trial_had_are_not_converted() -> None:
+    conversion = find_conversion("pt", [({"x": [ROWS]}, {"x": ROWS[None]})])
+    assert conversion is not None
+    with pytest.raises(NotJoinable, match="not tried"):
+        conversion.apply({"x": [ROWS], "late": [ROWS]})
+
+
 def test_one_pair_that_differs_is_enough() -> None:
     fine = ({"x": [ROWS]}, {"x": ROWS[None]})
     assert find_conversion("pt", [fine, fine]) is not None
@@ -89,7 +98,7 @@ def test_one_pair_that_differs_is_enough() -> None:
 
 def test_what_cannot_be_converted_says_so() -> None:
     with pytest.raises(NotJoinable, match="unequal sizes"):
-        Conversion("pt", frozenset({"x"})).apply({"x": [ROWS, ROWS[:2]]})
+        Conversion("pt", frozenset({"x"}), frozenset({"x"})).apply({"x": [ROWS, ROWS[:2]]})
 
 
 @pytest.mark.parametrize("name", ["CLIPImageProcessor", "CLIPImageProcessorPil", "LlavaNextImageProcessor"])
