@@ -149,7 +149,7 @@ def verify(processor: Any, images: Sequence[Any] | None = None, *, batches: int 
     plain = plain_with_images(processor)
     try:
         # Without verification in traffic, which would put right what is to be seen here.
-        with Cache(_MAX_BYTES, name="verify", verify_rate=0) as cache:
+        with Cache(_MAX_BYTES, name="verify", verify_rate=0, max_overhead=1) as cache:
             return _Verification(plain, cache, pictures, random.Random(seed)).report(
                 batches, seed, given=images is not None
             )

@@ -71,7 +71,9 @@ def _follow_both(
             _logged() as log,
             _profiled(arguments.profile),
             # One line in the log for the whole run, written when the cache is closed.
-            mmcache.Cache(arguments.max_bytes, name="demo", log_interval=math.inf, verify_rate=0) as cache,
+            mmcache.Cache(
+                arguments.max_bytes, name="demo", log_interval=math.inf, verify_rate=0, max_overhead=1
+            ) as cache,
             mmcache.Stages(processor, cache=cache, pixels="eager") as stages,
         ):
             found = measured(with_stages(stages))

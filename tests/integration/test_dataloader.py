@@ -54,7 +54,7 @@ def tried(_: int) -> None:
 @pytest.mark.parametrize(("start", "backend"), [("fork", ""), ("fork", "Pil"), ("spawn", "")])
 def test_workers_give_the_plain_batches_and_process_each_picture_once(start: str, backend: str) -> None:
     plain = getattr(transformers, "Qwen2VLImageProcessor" + backend)(size=SIZE)
-    with mmcache.Cache("64MiB", name=f"loader-{start}-{backend}", verify_rate=0) as cache:
+    with mmcache.Cache("64MiB", name=f"loader-{start}-{backend}", verify_rate=0, max_overhead=1) as cache:
         loader: DataLoader[Made] = DataLoader(
             Batches(mmcache.wrap(plain, cache), cache), batch_size=None, sampler=BATCHES,
             num_workers=2, multiprocessing_context=start, worker_init_fn=tried,
@@ -81,7 +81,7 @@ def test_workers_give_the_plain_batches_and_process_each_picture_once(start: str
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_what_the_parent_has_processed_harms_no_forked_worker() -> None:
     plain = transformers.Qwen2VLImageProcessor(size=SIZE)
-    with mmcache.Cache("64MiB", name="loader-warm", verify_rate=0) as cache:
+    with mmcache.Cache("64MiB", name="loader-warm", verify_rate=0, max_overhead=1) as cache:
         wrapped = mmcache.wrap(plain, cache)
         warm = wrapped(PICTURES, return_tensors="pt")
         cache.settle()

@@ -27,7 +27,7 @@ ORDER = [0, 1, 0, 2, 2, 1, 0, 1, 2, 0, 0, 1]
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("64MiB", name="datasets", verify_rate=0) as cache:
+    with mmcache.Cache("64MiB", name="datasets", verify_rate=0, max_overhead=1) as cache:
         yield cache
 
 

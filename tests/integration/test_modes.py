@@ -139,7 +139,7 @@ TENSORS: dict[str, Callable[[int], Any]] = {
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("64MiB", name="modes", verify_rate=0) as cache:
+    with mmcache.Cache("64MiB", name="modes", verify_rate=0, max_overhead=1) as cache:
         yield cache
 
 

@@ -28,7 +28,7 @@ plain = vision_process.fetch_image
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("256MiB", name="qwen", verify_rate=0) as fresh:
+    with mmcache.Cache("256MiB", name="qwen", verify_rate=0, max_overhead=1) as fresh:
         yield fresh
 
 

@@ -283,7 +283,7 @@ def _line(name: str) -> tuple[Counter[str], list[str]]:
 
 
 def _serving(ready: Ready) -> tuple[Counter[str], list[str]]:
-    with mmcache.Cache("1GiB", verify_rate=0) as cache:
+    with mmcache.Cache("1GiB", verify_rate=0, max_overhead=1) as cache:
         try:
             served = serve(ready, cache)
         except mmcache.BadArgument as refused:

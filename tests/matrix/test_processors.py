@@ -95,7 +95,7 @@ def skip_unwrapped(ready: Ready) -> None:
 
 @pytest.fixture
 def cache() -> Iterator[mmcache.Cache]:
-    with mmcache.Cache("1GiB", name="processors", verify_rate=0) as cache:
+    with mmcache.Cache("1GiB", name="processors", verify_rate=0, max_overhead=1) as cache:
         yield cache
 
 
