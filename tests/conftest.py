@@ -1,12 +1,17 @@
 """What tests of several folders share."""
 
 import importlib.util
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+
+# Small pictures, coverage and a busy machine make look-ups dearer than what they save, and a cache would step aside in the
+# middle of a test. What that is like has tests of its own (test_budget), which set the default again.
+os.environ.setdefault("MMCACHE_MAX_OVERHEAD", "1")
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ CLIP = CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 28
 @pytest.fixture
 def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
-    with mmcache.Cache("64MiB", name="passing", verify_rate=0) as cache:
+    with mmcache.Cache("64MiB", name="passing", verify_rate=0, max_overhead=0.02) as cache:
         yield cache
 
 
