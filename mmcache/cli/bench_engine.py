@@ -112,9 +112,12 @@ class Workbench:
         self._caches: list[mmcache.Cache] = []
         self._before: list[mmcache.CacheInfo] = []
 
-    def cache(self, max_bytes: int = _ROOM, *, hasher: str = "auto") -> mmcache.Cache:
-        """Return a new cache, which is closed after the row, and which has to serve all that it is asked for."""
-        cache = self.closing(new_cache(max_bytes, hasher))
+    def cache(self, max_bytes: int = _ROOM, *, hasher: str = "auto", max_overhead: float | None = 1.0) -> mmcache.Cache:
+        """Return a new cache, which is closed after the row, and which has to serve all that it is asked for.
+
+        It looks everything up, since that is what is measured; with ``max_overhead=None`` it may step aside as usual.
+        """
+        cache = self.closing(new_cache(max_bytes, hasher, max_overhead))
         self._caches.append(cache)
         return cache
 
@@ -168,9 +171,11 @@ class Workbench:
         self._open.close()
 
 
-def new_cache(max_bytes: int = _ROOM, hasher: str = "auto") -> mmcache.Cache:
+def new_cache(max_bytes: int = _ROOM, hasher: str = "auto", max_overhead: float | None = 1.0) -> mmcache.Cache:
     """Return a cache that verifies nothing, and logs one line at most."""
-    return mmcache.Cache(max_bytes, name="bench", hasher=hasher, log_interval=math.inf, verify_rate=0)
+    return mmcache.Cache(
+        max_bytes, name="bench", hasher=hasher, log_interval=math.inf, verify_rate=0, max_overhead=max_overhead
+    )
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def _one_pass(pictures: int = 12) -> Calls:
 
 def _followed(bench: Workbench, scenario: Callable[[], Calls]) -> Pair:
     calls, plain = scenario(), image_processor(QWEN2_VL_DEFAULT)
-    wrapped = mmcache.wrap(plain, bench.cache())
+    wrapped = mmcache.wrap(plain, bench.cache(max_overhead=None))
     pictures = [Changing(distinct(XGA, number)) for number in range(max(map(max, calls)) + 1)]
 
     def change() -> None:
