@@ -35,25 +35,6 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 @pytest.fixture
-def decoded_files(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """One entry for each time that Pillow opens or decodes anything."""
-    counted: list[object] = []
-    original_open, original_load = Image.open, ImageFile.ImageFile.load
-
-    def opening(*args: Any, **options: Any) -> Any:
-        counted.append(args)
-        return original_open(*args, **options)
-
-    def loading(self: Any) -> Any:
-        counted.append(self)
-        return original_load(self)
-
-    monkeypatch.setattr(Image, "open", opening)
-    monkeypatch.setattr(ImageFile.ImageFile, "load", loading)
-    return counted
-
-
-@pytest.fixture
 def cache() -> Iterator[mmcache.Cache]:
     with mmcache.Cache("64MiB", name="loaders", verify_rate=0) as fresh:
         yield fresh

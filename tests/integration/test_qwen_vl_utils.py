@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
 from transformers import Qwen2VLImageProcessor
 
 import mmcache
@@ -30,25 +29,6 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> Iterator[mmcache.Cache]:
     monkeypatch.setattr("mmcache.wrapping.PATIENCE_SECONDS", 120.0)
     with mmcache.Cache("256MiB", name="qwen", verify_rate=0, max_overhead=1) as fresh:
         yield fresh
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """One entry for each time that Pillow opens or decodes anything."""
-    counted: list[object] = []
-    original_open, original_load = Image.open, ImageFile.ImageFile.load
-
-    def opening(*args: Any, **options: Any) -> Any:
-        counted.append(args)
-        return original_open(*args, **options)
-
-    def loading(self: Any) -> Any:
-        counted.append(self)
-        return original_load(self)
-
-    monkeypatch.setattr(Image, "open", opening)
-    monkeypatch.setattr(ImageFile.ImageFile, "load", loading)
-    return counted
 
 
 def encoded(seed: int = 1, kind: str = "JPEG") -> bytes:
@@ -132,15 +112,15 @@ def test_errors_are_those_of_the_plain_loader(cache: mmcache.Cache, content: dic
     assert (cache.cache_info().items, cache.cache_info().errors) == (0, 0)
 
 
-def test_messages_hit_under_an_installation(cache: mmcache.Cache, opened: list[object]) -> None:
+def test_messages_hit_under_an_installation(cache: mmcache.Cache, decoded_files: list[object]) -> None:
     conversation = message({"type": "image", "image": url_of(1)}, {"type": "image", "image": url_of(2)})
     expected = vision_process.process_vision_info(conversation)
-    opened.clear()
+    decoded_files.clear()
     with mmcache.install(cache):
         assert difference(expected, qwen_vl_utils.process_vision_info(conversation)) == ""
-        opened.clear()
+        decoded_files.clear()
         assert difference(expected, qwen_vl_utils.process_vision_info(conversation)) == ""
-        assert opened == []
+        assert decoded_files == []
     assert counts(cache) == (2, 2, 0, 0)
     assert qwen_vl_utils.fetch_image is vision_process.fetch_image is plain
 
@@ -156,7 +136,7 @@ def test_frames_of_a_video_come_as_ever(cache: mmcache.Cache) -> None:
 
 
 def test_the_path_of_an_evaluation_decodes_and_processes_a_picture_once(
-    cache: mmcache.Cache, opened: list[object]
+    cache: mmcache.Cache, decoded_files: list[object]
 ) -> None:
     processor = Qwen2VLImageProcessor(size={"shortest_edge": 3136, "longest_edge": 100_352})
     photo = picture(5, 640, 360)
@@ -170,9 +150,9 @@ def test_the_path_of_an_evaluation_decodes_and_processes_a_picture_once(
     expected = asked(plain, processor)
     cached, wrapped = mmcache.cached(cache=cache)(plain), mmcache.wrap(processor, cache)
     asked(cached, wrapped)
-    opened.clear()
+    decoded_files.clear()
     with counted(Qwen2VLImageProcessor) as runs:
         for _ in range(3):
             assert difference(expected, asked(cached, wrapped)) == ""
-    assert (opened, runs.images) == ([], 0)
+    assert (decoded_files, runs.images) == ([], 0)
     assert counts(cache) == (2, 6, 0, 0)
