@@ -20,6 +20,11 @@ def is_array(value: Any) -> bool:
     return is_tensor(value) or isinstance(value, np.ndarray)
 
 
+def is_placed(value: Any) -> bool:
+    """Whether this has a shape and takes its place in an array: a tensor, an array, or codes of one."""
+    return is_array(value) or isinstance(value, Coded)
+
+
 def join(parts: Sequence[Any], axis: int, pad: Pad | None = None) -> Any:
     """Return the parts after each other on one dim; a negative ``axis`` counts from the last (arrays only).
 
@@ -30,13 +35,9 @@ def join(parts: Sequence[Any], axis: int, pad: Pad | None = None) -> Any:
         raise NotJoinable(f"parts of different types: {sorted({type(part).__name__ for part in parts})}")
     if isinstance(first, list) and axis >= 0:
         return _join_lists(parts, axis, pad)
-    if _is_placed(first):
+    if is_placed(first):
         return _join_arrays(parts, axis, pad)
     raise NotJoinable(f"a {type(first).__name__} cannot be joined, only tensors, arrays and lists")
-
-
-def _is_placed(value: Any) -> bool:
-    return is_array(value) or isinstance(value, Coded)
 
 
 def _kind(part: Any) -> Any:
@@ -57,7 +58,7 @@ def _join_lists(parts: Sequence[list[Any]], axis: int, pad: Pad | None) -> list[
             raise NotJoinable(f"lists of different lengths: {[len(part) for part in parts]}")
         return [join(rows, axis - 1, pad) for rows in zip(*parts, strict=True)]
     entries = [entry for part in parts for entry in part]
-    if pad is None or not all(_is_placed(entry) for entry in entries):
+    if pad is None or not all(is_placed(entry) for entry in entries):
         return [copy_tree(entry) for entry in entries]
     target = _largest([entry.shape for entry in entries])
     return [_place([entry], target, 0, pad) for entry in entries]

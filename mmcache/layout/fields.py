@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mmcache.errors import NotJoinable
-from mmcache.items.item import copy_tree
+from mmcache.items.item import copy_tree, expanded
 from mmcache.layout.arrays import Pad, join
 from mmcache.layout.compare import difference
 from mmcache.layout.rare import ABSENT, RunningOffset, Sometimes
@@ -88,10 +88,11 @@ class Same:
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Return a copy of the first part, having compared the others with it."""
+        first = expanded(parts[0])
         for part in parts[1:]:
-            if found := difference(parts[0], part):
+            if found := difference(first, expanded(part)):
                 raise NotJoinable(f"an output declared the same for all images differs: {found}")
-        return copy_tree(parts[0])
+        return copy_tree(first)
 
 
 @dataclass(frozen=True)

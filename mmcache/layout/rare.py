@@ -10,7 +10,7 @@ import numpy as np
 
 from mmcache.errors import NotJoinable
 from mmcache.items.item import copy_tree, expanded, is_tensor
-from mmcache.layout.arrays import is_array, is_integer, join
+from mmcache.layout.arrays import is_array, is_integer, is_placed, join
 
 if TYPE_CHECKING:
     from mmcache.layout.fields import Field
@@ -91,7 +91,7 @@ class RunningOffset:
 
     def _places(self, output: Any) -> int:
         beside: Any = output.get(self.of, None)
-        if not is_array(beside) or len(beside.shape) < self.dims:
+        if not is_placed(beside) or len(beside.shape) < self.dims:
             raise NotJoinable(f"no sizes to move by: {self.of!r} has not {self.dims} dims")
         return math.prod(beside.shape[: self.dims])
 

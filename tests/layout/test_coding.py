@@ -8,9 +8,22 @@ import torch
 import transformers
 
 import mmcache
+from mmcache.items import expanded
 from mmcache.items.codes import Coded, NotCodable, Rule
+from mmcache.layout import (
+    Along,
+    Batched,
+    FlatFromSizes,
+    Layout,
+    Nested,
+    Padded,
+    RunningOffset,
+    Same,
+    Sometimes,
+)
 from mmcache.layout.coding import find_coding
 from mmcache.layout.compare import difference
+from mmcache.layout.fields import Field
 from tests.pictures import counted, picture
 
 # Every value in every place of its channel, and noise.
@@ -162,6 +175,26 @@ def test_a_picture_that_is_no_table_of_values_is_kept_as_it_came(cache: mmcache.
     with counted(Bright) as runs:
         wrapped([odd, even], return_tensors="pt")
         assert runs == []
+
+
+@pytest.mark.parametrize("kind", ["pt", "np"])
+@pytest.mark.parametrize(
+    "field",
+    [Batched(), Padded(0.5), Nested(), Same(), Along(-1), FlatFromSizes("sizes"), Sometimes(Padded(), empty_rows=1)],
+    ids=repr,
+)
+def test_every_field_joins_codes_as_what_they_stand_for(field: Field, kind: str) -> None:
+    """And beside them moves indices by their sizes."""
+    coding, _ = find_coding(pairs())
+    assert coding is not None
+    layout = Layout({"pixel_values": field, "at": RunningOffset("pixel_values", 4)})
+    coded = [
+        {"pixel_values": coding.coded({"pixel_values": VALUES[1]})["pixel_values"].as_kind(kind), "at": torch.arange(3)}
+        for _ in range(3)
+    ]
+    expected = layout.join(expanded(coded))
+    assert int(expected["at"].max()) == 2 + 2 * VALUES[1].numel()
+    assert difference(expected, layout.join(coded)) == ""
 
 
 def test_pictures_with_and_without_codes_make_one_batch(cache: mmcache.Cache) -> None:

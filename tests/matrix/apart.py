@@ -15,6 +15,9 @@ from tests.matrix.judging import Judgement, judge
 # A class takes 1 to 60 seconds, on a busy machine some minutes: one that takes this long hangs.
 _HANGS_AFTER_SECONDS = 900
 
+# What processors keep in module-level caches adds up to gigabytes over all classes.
+_CLASSES_PER_PROCESS = 12
+
 
 def judgements(names: Sequence[str], seed: str, jobs: int) -> Iterator[Judgement]:
     """Yield the judgement of each class in order, so many at a time."""
@@ -55,7 +58,10 @@ class _Process:
 
 def _one_process() -> ProcessPoolExecutor:
     # Not forked: a fork of a process that has run torch and threads may hang, which is not what is to be judged.
-    return ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), transformers.logging.set_verbosity_error)
+    return ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), transformers.logging.set_verbosity_error,
+        max_tasks_per_child=_CLASSES_PER_PROCESS,
+    )  # fmt: skip
 
 
 def _judge(name: str, seed: str) -> Judgement:
