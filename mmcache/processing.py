@@ -24,9 +24,11 @@ from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.coding import WITHOUT_LAST_STEPS, Coding
 from mmcache.layout.conversion import KINDS
 from mmcache.layout.geometry import outline
+from mmcache.layout.outcomes import watched
 from mmcache.layout.probes import probes_like
 from mmcache.layout.scaling import scaled_down
-from mmcache.layout.trial import Calls, Form, Verdict, try_processor, try_together, watched
+from mmcache.layout.trial import Calls, Form, try_processor, try_together
+from mmcache.layout.verdict import Verdict
 from mmcache.randomness import RandomStates, random_states
 from mmcache.texts import TextLoader, TextSource, check_kind, loaded, size_of, trait_of
 

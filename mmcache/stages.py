@@ -24,7 +24,7 @@ from mmcache.forks import renew_in_children
 from mmcache.layout.book import PATIENCE_SECONDS
 from mmcache.layout.geometry import filled, outline, summary
 from mmcache.layout.probes import size_of, trait_of
-from mmcache.layout.trial import Verdict
+from mmcache.layout.verdict import Verdict
 from mmcache.processing import ImageCall, ProcessorCall
 from mmcache.processwide import default_cache
 from mmcache.tickets import Execution, Placeholder, Request, Ticket

@@ -13,7 +13,7 @@ from mmcache.fingerprints import encode, kind_of
 from mmcache.items import Item, cast, copy_tree, expanded, is_tensor
 from mmcache.layout.geometry import outline, summary
 from mmcache.layout.probes import size_of
-from mmcache.layout.trial import Verdict
+from mmcache.layout.verdict import Verdict
 from mmcache.processing import ImageCall, ProcessorCall, converted, source_changed
 
 

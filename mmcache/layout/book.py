@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from mmcache.layout.trial import DRAWS, RUNS_TO_BE_SURE, Verdict
+from mmcache.layout.outcomes import DRAWS, RUNS_TO_BE_SURE
+from mmcache.layout.verdict import Verdict
 
 # A caller waits this long for a trial (most take well under a second); then it goes on without, and so does the trial.
 PATIENCE_SECONDS = 3.0

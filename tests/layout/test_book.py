@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mmcache.layout.book import Trials
-from mmcache.layout.trial import DRAWS, RUNS_TO_BE_SURE, Verdict
+from mmcache.layout.outcomes import DRAWS, RUNS_TO_BE_SURE
+from mmcache.layout.verdict import Verdict
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ import transformers
 
 from mmcache.layout import Along, Batched, Field, Largest, Layout, Nested, Padded, PaddedLists, RunningOffset, Sometimes
 from mmcache.layout.compare import difference
-from mmcache.layout.trial import Calls, Verdict, try_processor
+from mmcache.layout.trial import Calls, try_processor
+from mmcache.layout.verdict import Verdict
 from tests.pictures import picture
 
 ROWS, ZEROS = Batched(), Padded(0)

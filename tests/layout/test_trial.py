@@ -17,7 +17,8 @@ import mmcache
 from mmcache.layout import Batched, Layout, Nested, Padded, Same
 from mmcache.layout.compare import difference
 from mmcache.layout.probes import probes_like, trait_of
-from mmcache.layout.trial import Calls, Form, Verdict, try_processor
+from mmcache.layout.trial import Calls, Form, try_processor
+from mmcache.layout.verdict import Verdict
 from mmcache.randomness import random_states
 from tests.pictures import counted, picture
 

@@ -17,7 +17,7 @@ import mmcache
 from mmcache.items.item import is_tensor
 from mmcache.layout.book import Trials
 from mmcache.layout.compare import difference
-from mmcache.layout.trial import Verdict
+from mmcache.layout.verdict import Verdict
 from mmcache.randomness import random_states
 from tests.matrix.classes import UNMADE, backend_of, construct, image_processor_classes, obstacle
 from tests.matrix.scenarios import FORMS, TENSORS, Call, Form, scenario
