@@ -12,9 +12,9 @@ from mmcache.calls import Bypass, ProcessorError, Unshared, processors_own
 from mmcache.errors import NotEncodable, NotIdentifiable, NotJoinable, SourceChanged, UnsupportedSource
 from mmcache.fingerprints import encode
 from mmcache.fingerprints.identity import (
+    Description,
     RefusedOptions,
-    asking_for_lists,
-    describe_processor,
+    described,
     has_foreign_code,
     plain_class,
 )
@@ -98,7 +98,7 @@ class ProcessorCall:
         self.verdict = self._tried(description)
         if self.verdict.conversion is not None:
             self._made_with = {**self._options, "return_tensors": None}
-            self.identity = self._identified(asking_for_lists(description))
+            self.identity = self._identified(description.asking_for_lists)
         self._units = self._samples() if self.whole_samples else self.sources
         self._keys = [self.key_of(unit) for unit in self._units]
         return self._keys
@@ -152,7 +152,7 @@ class ProcessorCall:
 
     def _identity_now(self) -> bytes:
         description = self._description()
-        return self._identified(description if self.verdict.conversion is None else asking_for_lists(description))
+        return self._identified(description if self.verdict.conversion is None else description.asking_for_lists)
 
     def compute(self, position: int) -> Any:
         """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
@@ -218,24 +218,24 @@ class ProcessorCall:
             raise Bypass("a call without images")
         return options.pop("images"), options
 
-    def _description(self) -> tuple[Any, ...]:
+    def _description(self) -> Description:
         try:
-            return describe_processor(self._processor, self._options)
+            return described(self._processor, self._options)
         except (NotEncodable, NotIdentifiable) as refused:
             raise Bypass(str(refused)) from None
         except RefusedOptions:
             raise Bypass("options that the processor refuses") from None
 
-    def _identified(self, description: tuple[Any, ...]) -> bytes:
+    def _identified(self, description: Description) -> bytes:
         try:
-            return self._cache.hasher.digest(encode(description))
+            return self._cache.hasher.digest(description.encoded)
         except NotEncodable as refused:
             raise Bypass(str(refused)) from None
 
-    def _tried(self, description: tuple[Any, ...]) -> Verdict:
+    def _tried(self, description: Description) -> Verdict:
         """Return the verdict on this structure for every kind of source in the call, if they agree."""
         structure = self._cache.trials.structure(
-            self.identity, self.form, lambda: self._cache.hasher.digest(encode((description, self.form), sizes=False))
+            self.identity, self.form, lambda: self._cache.hasher.digest(description.structure(self.form))
         )
         kinds = {trait_of(source): source for source in self.sources}
         self.structures = tuple(structure + encode(trait) for trait in kinds)

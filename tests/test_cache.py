@@ -190,7 +190,7 @@ FAULTS = {
     "join": "mmcache.processing.ProcessorCall.join",
     "thaw": "mmcache.items.item.Item.thaw",
     "key": "mmcache.cache.Cache.key",
-    "identity": "mmcache.processing.describe_processor",
+    "identity": "mmcache.processing.described",
     "trial": "mmcache.layout.book.Trials.verdict",
     "arrangement": "mmcache.processing.arranged",
     "flight": "mmcache.flight.Flight.fly",

@@ -12,10 +12,9 @@ import functools
 import hashlib
 import importlib.metadata
 import logging
-import operator
 import platform
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -32,9 +31,7 @@ from typing import Any, NamedTuple
 from mmcache.errors import NotEncodable, NotIdentifiable
 from mmcache.fingerprints.bytecode import describe_bytecode, global_names, imports
 from mmcache.fingerprints.encoding import encode
-
-# Types whose values cannot change in place: a binding to one of them only changes by being bound anew.
-_FIXED = (type(None), bool, int, float, complex, str, bytes)
+from mmcache.fingerprints.snapshot import NotFixed, Snapshot, same_objects
 
 
 class _Example(NamedTuple):
@@ -150,7 +147,7 @@ class _Walk:
         if isinstance(value, functools.partial):
             parts = (value.func, *value.args, *value.keywords.values())
             held = dict(value.keywords)
-            self.watches.append(lambda: _same_objects(value.keywords, held))
+            self.watches.append(lambda: same_objects(value.keywords, held))
             return ("partial", tuple(value.keywords), *[self.describe(part, f"{where}'s part") for part in parts])
         if isinstance(value, logging.Logger):
             return ("logger", value.name)
@@ -172,10 +169,12 @@ class _Walk:
             encoded = encode(value)
         except NotEncodable as refused:
             raise NotIdentifiable(self.name, f"{where} is a {refused.type_name}") from None
-        if isinstance(value, _FIXED):
-            return encoded
-        self.live.append(lambda: encode(value))
-        return "a value that may change in place"
+        try:
+            self.watches.append(Snapshot(value).unchanged)
+        except NotFixed:
+            self.live.append(lambda: encode(value))
+            return "a value that may change unseen"
+        return encoded
 
     def _function(self, function: FunctionType) -> Any:
         self.foreign = True
@@ -186,7 +185,7 @@ class _Walk:
             )
         )
         values = dict(keyword or {})
-        self.watches.append(lambda: _same_objects(function.__kwdefaults__ or {}, values))
+        self.watches.append(lambda: same_objects(function.__kwdefaults__ or {}, values))
         name = f"{function.__module__}.{function.__qualname__}"
         described = [
             self.describe(value, f"a default of {name}") for value in (*(defaults or ()), *(keyword or {}).values())
@@ -200,7 +199,7 @@ class _Walk:
     def _attributes(self, function: FunctionType) -> Iterator[Any]:
         """Describe what somebody put on a function, which may read it by its own name."""
         held = dict(vars(function))
-        self.watches.append(lambda: _same_objects(vars(function), held))
+        self.watches.append(lambda: same_objects(vars(function), held))
         for name in sorted(name for name in held if not name.startswith("__")):
             yield (name, self.describe(held[name], f"{function.__qualname__}.{name}"))
 
@@ -233,7 +232,7 @@ class _Walk:
     def _members(self, cls: type) -> Iterator[Any]:
         """Describe what a class holds, except for what Python itself puts there."""
         held = dict(vars(cls))
-        self.watches.append(lambda: _same_objects(vars(cls), held))
+        self.watches.append(lambda: same_objects(vars(cls), held))
         for name in sorted(held):
             member = held[name]
             function = getattr(member, "__func__", getattr(member, "fget", member))
@@ -245,11 +244,6 @@ class _Walk:
                 yield (name, type(member).__name__, getattr(member, "__qualname__", ""))
             elif name != "_abc_impl":  # the book of who is a subclass
                 yield (name, self.describe(member, f"{cls.__qualname__}.{name}"))
-
-
-def _same_objects(now: Mapping[str, Any], then: Mapping[str, Any]) -> bool:
-    """Whether two mappings hold the very same objects: 1 and True are equal, and make no equal outputs."""
-    return now.keys() == then.keys() and all(map(operator.is_, now.values(), then.values()))
 
 
 def _library_version(value: Any) -> str | None:

@@ -2,9 +2,11 @@
 
 Its own ``to_dict()`` is not one: that hides the backend, the code, and attributes that are None. What counts are the
 *effective* options: each option of the call, else the attribute, as the processor itself standardises them, so that
-equal spellings are equal. It is computed from live state at each call, since attributes and even sizes can be changed.
+equal spellings are equal. It is computed from live state at each call, since attributes and even sizes can be changed;
+while a processor holds the very objects that it held before, its description is known.
 """
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -13,9 +15,10 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from mmcache.errors import NotIdentifiable
+from mmcache.errors import NotEncodable, NotIdentifiable
 from mmcache.fingerprints.code import CodeIdentity, package_version
 from mmcache.fingerprints.encoding import encode
+from mmcache.fingerprints.snapshot import NotFixed, Snapshot, is_size, same_objects
 
 # Book-keeping of transformers that changes no output.
 _INERT = frozenset({"_valid_kwargs_names", "_processor_class", "_auto_class", "image_processor_type"})
@@ -34,8 +37,98 @@ _PACKAGES = ("transformers", "torch", "torchvision", "PIL", "numpy")
 _identities: "weakref.WeakKeyDictionary[Any, CodeIdentity]" = weakref.WeakKeyDictionary()
 
 
+# With limits of its own for each image, every image has another description.
+_MOST_DESCRIPTIONS = 256
+
+_UNSET = object()  # a slot without a value
+
+
 class RefusedOptions(Exception):
     """The processor itself refuses these options; the plain call will say why."""
+
+
+class Description:
+    """What identifies a processor together with the options of one call; each encoding of it is made once."""
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        """``parts`` are what `describe_processor` gives."""
+        self._parts = parts
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """The encoding of all of it; raises `NotEncodable`."""
+        return encode(self._parts)
+
+    @functools.cached_property
+    def asking_for_lists(self) -> "Description":
+        """The same call with ``return_tensors=None``, of a processor without that attribute."""
+        code, effective, around = self._parts
+        asked = {name: {**value, "return_tensors": None} for name, value in effective.items()}
+        asked["state"].pop("return_tensors")
+        return Description((code, asked, around))
+
+    def structure(self, form: str) -> bytes:
+        """Return the encoding of the structure of calls in a form of ``images``: without sizes."""
+        return encode((self._parts, form), sizes=False)
+
+
+def described(processor: Any, options: Mapping[str, Any]) -> Description:
+    """Return what `describe_processor` gives, or gave before for the very same call; raises what that raises."""
+    state = _state_of(processor)
+    if state is not None:
+        with contextlib.suppress(NotEncodable):  # an option that only the processor makes something plain of
+            call = (encode(options), _code_of(type(processor)), surroundings())
+            return state.described(processor, options, call)
+    return Description(describe_processor(processor, options))
+
+
+class _State:
+    """What a processor held when it was looked at, and the descriptions of its calls since then."""
+
+    def __init__(self, processor: Any) -> None:
+        self._class = type(processor)
+        self._attributes = dict(vars(processor))
+        self._slots = {name: getattr(processor, name, _UNSET) for name in _slot_names(self._class)}
+        slots = [value for value in self._slots.values() if value is not _UNSET]
+        self._inside = Snapshot(*self._attributes.values(), *slots)
+        self._descriptions: dict[Any, Description] = {}
+
+    def unchanged(self, processor: Any) -> bool:
+        return (
+            type(processor) is self._class
+            and same_objects(vars(processor), self._attributes)
+            and all(getattr(processor, name, _UNSET) is value for name, value in self._slots.items())
+            and self._inside.unchanged()
+        )
+
+    def described(self, processor: Any, options: Mapping[str, Any], call: Any) -> Description:
+        """Return the description of a call; ``call`` is all that it depends on beside the state."""
+        known = self._descriptions.get(call)
+        if known is None:
+            known = Description(describe_processor(processor, options))
+            # What was changed meanwhile must not be found under what was there before.
+            if self.unchanged(processor):
+                if len(self._descriptions) >= _MOST_DESCRIPTIONS:
+                    self._descriptions.clear()
+                self._descriptions[call] = known
+        return known
+
+
+_states: dict[int, tuple["weakref.ref[Any]", _State]] = {}
+
+
+def _state_of(processor: Any) -> _State | None:
+    """Return the state that a processor is in; None if something in it may change unseen."""
+    number = id(processor)
+    seen, state = _states.get(number, (None, None))
+    if seen is not None and state is not None and seen() is processor and state.unchanged(processor):
+        return state
+    try:
+        state = _State(processor)
+        _states[number] = (weakref.ref(processor, lambda _: _states.pop(number, None)), state)
+    except (NotFixed, TypeError):  # or an object that no weak reference can be made to
+        return None
+    return state
 
 
 def describe_processor(processor: Any, options: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -43,27 +136,18 @@ def describe_processor(processor: Any, options: Mapping[str, Any]) -> tuple[Any,
 
     Raises `NotIdentifiable` for a class whose code cannot be followed, and `RefusedOptions`.
     """
-    cls = type(processor)
-    if cls is not plain_class(cls) and vars(cls).keys() - _OWN_MEMBERS:
-        raise NotIdentifiable(
-            cls.__qualname__, "methods were put on the class of a wrapped processor; patch its own class"
-        )
-    return (_identity_of(plain_class(cls)).current(), _canonical(_effective(processor, options)), surroundings())
-
-
-def asking_for_lists(description: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the description of the same call with ``return_tensors=None``, of a processor without that attribute."""
-    code, effective, around = description
-    asked = {name: {**value, "return_tensors": None} for name, value in effective.items()}
-    asked["state"].pop("return_tensors")
-    return code, asked, around
+    return (_code_of(type(processor)), _canonical(_effective(processor, options)), surroundings())
 
 
 def slots_of(processor: Any) -> dict[str, Any]:
     """Return what an object keeps in slots and not in its dict."""
-    named = [vars(base).get("__slots__", ()) for base in type(processor).__mro__]
+    return {name: getattr(processor, name) for name in _slot_names(type(processor)) if hasattr(processor, name)}
+
+
+def _slot_names(cls: type) -> list[str]:
+    named = [vars(base).get("__slots__", ()) for base in cls.__mro__]
     slots = [name for names in named for name in ((names,) if isinstance(names, str) else names)]
-    return {name: getattr(processor, name) for name in slots if not name.startswith("__") and hasattr(processor, name)}
+    return [name for name in slots if not name.startswith("__")]
 
 
 def plain_class(cls: type) -> type:
@@ -82,6 +166,16 @@ def has_foreign_code(cls: type) -> bool:
 def describe_code(function: Callable[..., Any]) -> tuple[Any, ...]:
     """Return what identifies a function's code as it is now, ready to be encoded; raises `NotIdentifiable`."""
     return _identity_of(function).current()
+
+
+def _code_of(cls: type) -> tuple[Any, ...]:
+    """Return what identifies the code of a processor's class, wrapped or not, as it is now."""
+    plain = plain_class(cls)
+    if cls is not plain and vars(cls).keys() - _OWN_MEMBERS:
+        raise NotIdentifiable(
+            cls.__qualname__, "methods were put on the class of a wrapped processor; patch its own class"
+        )
+    return _identity_of(plain).current()
 
 
 def _identity_of(target: Any) -> CodeIdentity:
@@ -170,6 +264,6 @@ def _canonical(value: Any) -> Any:
         return tuple([_canonical(member) for member in value])
     if isinstance(value, IntEnum):
         return int(value)
-    if kind.__name__ == "SizeDict" and kind.__module__.startswith("transformers."):
+    if is_size(kind):
         return dict(value)
     return value

@@ -7,7 +7,7 @@ table to the bit, they are used, since they are faster than looking up.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,13 +61,10 @@ class Expansion:
     def write(self, codes: Any, out: Any) -> None:
         """Expand codes (before, channels, 1, rest) into a tensor (before, channels, repeats, rest)."""
         once = out[:, :, :1]
-        rows, columns = _blocks(codes.shape)
-        for top in range(0, codes.shape[0], rows):
-            for left in range(0, codes.shape[3], columns):
-                place = (slice(top, top + rows), slice(None), slice(None), slice(left, left + columns))
-                self._write_block(codes[place], once[place])
-                if out.shape[2] > 1:
-                    out[place][:, :, 1:] = once[place]
+        for place in _blocks(codes.shape):
+            self._write_block(codes[place], once[place])
+            if out.shape[2] > 1:
+                out[place][:, :, 1:] = once[place]
 
     def _write_block(self, codes: Any, out: Any) -> None:
         if self.steps is None:
@@ -85,12 +82,22 @@ class Expansion:
             out[:, channel] = row.index_select(0, index).view(out[:, channel].shape)
 
 
-def _blocks(shape: Sequence[int]) -> tuple[int, int]:
-    """Return how many rows, and how many columns of one row, are expanded at once."""
-    row = shape[1] * shape[3]
-    if row >= _BLOCK_ELEMENTS:
-        return 1, max(1, _BLOCK_ELEMENTS // shape[1])
-    return max(1, _BLOCK_ELEMENTS // max(1, row)), max(1, shape[3])
+def _blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Yield the places of blocks of (before, channels, any, rest): some rows, or some columns of one."""
+    before, channels, _, rest = shape
+    rows = max(1, _BLOCK_ELEMENTS // max(1, channels * rest))
+    columns = rest if rows > 1 else max(1, _BLOCK_ELEMENTS // channels)
+    for top in range(0, before, rows):
+        for left in range(0, rest, columns):
+            yield slice(top, top + rows), slice(None), slice(None), slice(left, left + columns)
+
+
+def _write_codes(once: Any, codes: Any) -> None:
+    """Write whole values as uint8; raise `NotCodable` for others. Both are arrays of one shape."""
+    with np.errstate(invalid="ignore"):  # what is no number or too large is found just below
+        np.copyto(codes, once, casting="unsafe")
+    if once.dtype != codes.dtype and not np.equal(codes, once).all():
+        raise NotCodable("values that are not whole, or not of 0 to 255")
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,16 +120,18 @@ class Coded:
         """Code a tensor or array of whole values; raise `NotCodable` for others. Its memory is not kept."""
         import torch
 
-        tensor = pixels if isinstance(pixels, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(pixels))
-        seen = tensor.detach().reshape(expansion.rule.view(tensor.shape))
-        once = seen[:, :, :1]
-        if not all(torch.equal(once, seen[:, :, at : at + 1]) for at in range(1, seen.shape[2])):
-            raise NotCodable("frames that are not repeated")
-        codes = once.to(torch.uint8, copy=True, memory_format=torch.contiguous_format)
-        if tensor.dtype is not torch.uint8 and not torch.equal(codes.to(once.dtype), once):
-            raise NotCodable("values that are not whole, or not of 0 to 255")
-        kind = "pt" if tensor is pixels else "np"
-        return cls(codes, expansion, tuple(tensor.shape), kind)
+        if not (is_tensor := isinstance(pixels, torch.Tensor)):
+            values = pixels
+        else:  # NumPy knows no bfloat16, whose whole values are floats
+            values = (pixels.float() if pixels.dtype is torch.bfloat16 else pixels).detach().numpy()
+        seen = values.reshape(expansion.rule.view(values.shape))
+        codes = np.empty((*seen.shape[:2], 1, seen.shape[3]), np.uint8)
+        for place in _blocks(seen.shape):
+            block = seen[place]
+            _write_codes(block[:, :, :1], codes[place])
+            if not all(np.array_equal(block[:, :, at], block[:, :, 0]) for at in range(1, block.shape[2])):
+                raise NotCodable("frames that are not repeated")
+        return cls(torch.from_numpy(codes), expansion, tuple(values.shape), "pt" if is_tensor else "np")
 
     @property
     def dtype(self) -> Any:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import gc
 import io
 import json
 import os
@@ -30,9 +31,11 @@ from transformers import (
 import mmcache
 from mmcache.errors import NotEncodable, NotIdentifiable
 from mmcache.fingerprints import encode
+from mmcache.fingerprints import identity as identity_module
 from mmcache.fingerprints.identity import (
     RefusedOptions,
     describe_processor,
+    described,
     has_foreign_code,
     plain_class,
     surroundings,
@@ -50,7 +53,10 @@ NAMES = {
 
 
 def identity(processor: Any, **options: Any) -> bytes:
-    return encode(describe_processor(processor, options))
+    """What is remembered of earlier calls must be what is made anew."""
+    remembered = described(processor, options).encoded
+    assert remembered == encode(describe_processor(processor, options))
+    return remembered
 
 
 class Subclass(CLIPImageProcessorPil):
@@ -209,6 +215,58 @@ def test_sizes_changed_in_place_are_computed_again() -> None:
         expected = mmcache.unwrap(processor)(picture(1), return_tensors="pt")
         assert difference(expected, processor(picture(1), return_tensors="pt")) == ""
         assert cache.cache_info().hits == 0
+
+
+class Slotted(CLIPImageProcessorPil):
+    __slots__ = ("later",)
+    later: int
+
+
+def test_a_slot_that_is_set_later_is_seen() -> None:
+    processor = Slotted()
+    before = identity(processor)
+    processor.later = 1
+    with_one = identity(processor)
+    processor.later = 2
+    assert len({before, with_one, identity(processor)}) == 3
+
+
+def test_an_object_that_becomes_one_of_another_class_is_seen() -> None:
+    processor = CLIPImageProcessorPil()
+    before = identity(processor)
+    processor.__class__ = Subclass
+    assert identity(processor) != before
+
+
+def test_what_is_remembered_goes_with_its_processor_and_is_bounded() -> None:
+    processor = CLIPImageProcessorPil()
+    known = len(identity_module._states)
+    for size in range(3 * identity_module._MOST_DESCRIPTIONS):
+        identity(processor, size={"shortest_edge": 10 + size})
+    assert len(identity_module._states) <= known + 1
+    ((_, state),) = [entry for entry in identity_module._states.values() if entry[0]() is processor]
+    assert len(state._descriptions) <= identity_module._MOST_DESCRIPTIONS
+    number = id(processor)
+    del processor, state
+    gc.collect()
+    assert number not in identity_module._states
+
+
+def test_what_changes_while_it_is_described_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = CLIPImageProcessorPil()
+
+    def changed_after(*args: Any) -> Any:
+        made = describe_processor(*args)
+        processor.do_rescale = False
+        return made
+
+    with monkeypatch.context() as patched:
+        patched.setattr(identity_module, "describe_processor", changed_after)
+        described(processor, {})
+    processor.do_rescale = True
+    right = identity(processor)
+    processor.do_rescale = False
+    assert identity(processor) != right
 
 
 def test_backend_subclass_and_module_are_part_of_the_identity() -> None:
