@@ -11,6 +11,9 @@ from collections.abc import Callable, Sequence
 # The share of the processing time that may be spent where nothing comes back.
 _SHARE = 0.02
 
+# How much of the share is spent on look-ups; the rest is for what is not measured: wrapping, counting, samples.
+_FOR_LOOK_UPS = 0.75
+
 # To begin with, in seconds, and how deep repeats that are no hits (there is no room for them) may get into debt: enough
 # for some dozens of images, little enough to be less than the share of the first thousands.
 _BEGINNING = 0.04
@@ -43,7 +46,8 @@ class Budget:
 
     def __init__(self, share: float | None) -> None:
         """Begin with enough for the first images."""
-        self._share = _SHARE if share is None else share
+        share = _SHARE if share is None else share
+        self._share = share if share >= 1 else share * _FOR_LOOK_UPS
         self.exhausted = False
         self._left = _BEGINNING
         self._seen: set[int] = set()

@@ -11,7 +11,7 @@ from mmcache.calls import Bypass, Unshared, processors_own
 from mmcache.errors import BadArgument, NotEncodable, NotIdentifiable, NotJoinable, UnsupportedSource
 from mmcache.fingerprints import UndecodableSource, encode, handling, samples_of, taken_apart
 from mmcache.fingerprints.code import CodeIdentity, is_method
-from mmcache.fingerprints.identity import RefusedOptions, describe_processor, modes, surroundings
+from mmcache.fingerprints.identity import RefusedOptions, described, modes, surroundings
 from mmcache.items import Item
 from mmcache.layout.arrays import is_array
 from mmcache.layout.fields import Field, Layout
@@ -200,8 +200,8 @@ class _FunctionCall:
         self._sources = self._listed(arguments.pop(plan.source))
         self.images = len(self._sources)
         try:
-            described = (plan.identity(), _as_seen(self._others(arguments)), surroundings(), modes())
-            self._identity = self._cache.hasher.digest(encode(described))
+            parts = (plan.identity(), _as_seen(self._others(arguments)), surroundings(), modes())
+            self._identity = self._cache.hasher.digest(encode(parts))
             identified = [self._identified(source) for source in self._sources]
         except (NotEncodable, NotIdentifiable, RefusedOptions, UnsupportedSource) as refused:
             raise Bypass(f"{plan.name}: {refused}") from None
@@ -303,5 +303,5 @@ def _as_seen(value: Any) -> Any:
     if is_array(value):
         return ("array", value, handling(value))
     if takes_images(type(value)):
-        return ("image processor", *describe_processor(value, {}))
+        return ("image processor", described(value, {}).encoded)
     return type(value)(map(_as_seen, value)) if type(value) in (list, tuple) else value

@@ -77,8 +77,14 @@ def _takes(cls: type) -> str:
     preprocess = getattr(cls, "preprocess", None)
     if not callable(preprocess) or not any(base.__name__ == "ImageProcessingMixin" for base in cls.__mro__):
         return ""
-    first = list(inspect.signature(preprocess).parameters)[1:2]
-    return first[0] if first in (["images"], ["videos"]) else ""
+    first = _first_parameter(preprocess)
+    return first if first in ("images", "videos") else ""
+
+
+@functools.lru_cache(maxsize=4096)
+def _first_parameter(method: Callable[..., Any]) -> str:
+    """Return the name of a method's first parameter beside the object, or ""."""
+    return "".join(list(inspect.signature(method).parameters)[1:2])
 
 
 def _over_parts(processor: ProcessorT, change: Callable[[Any], Any]) -> ProcessorT:

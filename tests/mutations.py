@@ -349,7 +349,7 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
                  "return {name: _as_seen(member) for name, member in value.items()}"),
         Mutation("strides of arguments are not in the key", 'return ("array", value, handling(value))', "return value"),
         Mutation("the state of an image processor is not in the key",
-                 '("image processor", *describe_processor(value, {}))',
+                 '("image processor", described(value, {}).encoded)',
                  '("image processor", type(value).__qualname__)'),
         Mutation("metadata is in no key", "source, metadata=True)", "source, metadata=False)"),
         Mutation("outputs made with random numbers are kept",

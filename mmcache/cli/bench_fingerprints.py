@@ -15,8 +15,8 @@ from mmcache.cli.bench_engine import (
 from mmcache.cli.bench_pictures import FULL_HD, TINY, ULTRA_HD, Size, photograph
 from mmcache.cli.bench_processors import QWEN2_VL, QWEN2_VL_TINY, image_processor
 from mmcache.errors import MissingExtra
-from mmcache.fingerprints import Hasher, digest_source, encode
-from mmcache.fingerprints.identity import describe_processor
+from mmcache.fingerprints import Hasher, digest_source
+from mmcache.fingerprints.identity import described
 from mmcache.wrapping import wrap
 
 _SECTION = "fingerprint and identity"
@@ -56,7 +56,7 @@ def _identity(_: Workbench) -> Pair:
     }
 
     def identity() -> bytes:
-        return hasher.digest(encode(describe_processor(processor, options)))
+        return hasher.digest(described(processor, options).encoded)
 
     return Pair(timed(identity), timed(lambda: None))
 

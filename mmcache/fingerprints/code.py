@@ -158,9 +158,9 @@ class _Walk:
         if isinstance(value, property):
             return ("property", *[self.describe(f, where) for f in (value.fget, value.fset, value.fdel)])
         if _is_image_processor(value):
-            from mmcache.fingerprints.identity import describe_processor
+            from mmcache.fingerprints.identity import described
 
-            self.live.append(lambda: describe_processor(value, {}))
+            self.live.append(lambda: described(value, {}).encoded)
             return "an image processor"
         return self._value(value, where)
 
