@@ -156,10 +156,11 @@ class Stages:
             raise BadArgument("tickets", tickets, "a list of one or more tickets")
         if others := {ticket.made_by for ticket in batch} - {self._made_by}:
             raise BadArgument("tickets", f"tickets of {sorted(others)}", f"tickets of stages with a {self._made_by}")
-        output = self._cache.serve(Execution(self.call, self._cache, batch, self._forget_geometry, dtype))
+        execution = Execution(self.call, self._cache, batch, self._forget_geometry, dtype=dtype, device=device)
+        output = self._cache.serve(execution)
         for ticket in batch:
             ticket.release()
-        return output if device is None else output.to(device=device)
+        return output
 
     async def aadd(self, image: Any, **options: Any) -> Ticket:
         """`add` in a thread, for an event loop."""

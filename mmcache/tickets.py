@@ -10,7 +10,7 @@ from mmcache.cache import Cache
 from mmcache.calls import Bypass
 from mmcache.errors import ItemGone, NotEncodable, NotJoinable
 from mmcache.fingerprints import encode, kind_of
-from mmcache.items import Item, cast, copy_tree, expanded, is_tensor
+from mmcache.items import Item, copy_tree, destined, expanded, is_tensor
 from mmcache.layout.geometry import outline, summary
 from mmcache.layout.probes import size_of
 from mmcache.layout.verdict import Verdict
@@ -118,10 +118,12 @@ class Execution:
         cache: Cache,
         tickets: Sequence[Ticket],
         forget_geometry: Callable[[], None],
+        *,
         dtype: Any = None,
+        device: Any = None,
     ) -> None:
         """``call(images, options)`` makes a call of the stages' image processor; ``dtype`` is that of real tensors."""
-        self._dtype = dtype
+        self._dtype, self._device = dtype, device
         self._call, self._cache, self._tickets, self._forget_geometry = call, cache, tickets, forget_geometry
         self.images = len(tickets)
         self.single = self.images == 1
@@ -161,17 +163,24 @@ class Execution:
 
     def given(self, raw: Any) -> Any:
         """Return what was computed for a single ticket as tensors."""
-        return converted(expanded(cast(raw, self._dtype)), self._tickets[0].verdict)
+        return self._moved(converted(expanded(self._destined(raw)), self._tickets[0].verdict))
 
     def join(self, items: Sequence[Item]) -> Any:
         """Join the items as the processor would, having compared them with what their sizes promised."""
-        cast_values = [cast(item.value, self._dtype) for item in items]
-        values = [converted(value, t.verdict) for t, value in zip(self._tickets, cast_values, strict=True)]
+        made = [self._destined(item.value) for item in items]
+        values = [converted(value, t.verdict) for t, value in zip(self._tickets, made, strict=True)]
         for ticket, value in zip(self._tickets, values, strict=True):
             if summary(outline(value)) != ticket.geometry:
                 self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
-        return converted(copy_tree(cast_values[0]), self._tickets[0].verdict) if self.single else self._joined(values)
+        whole = converted(copy_tree(made[0]), self._tickets[0].verdict) if self.single else self._joined(values)
+        return self._moved(whole)
+
+    def _destined(self, value: Any) -> Any:
+        return destined(value, self._dtype, self._device)
+
+    def _moved(self, output: Any) -> Any:
+        return output if self._device is None else output.to(device=self._device)
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
         """Return that of the plain call, where one call gives the same: all sources here, all options equal."""
@@ -197,7 +206,7 @@ class Execution:
     def plain(self) -> Any:
         """Have the plain processor do it, with one call if all options are equal."""
         output = self._plain()
-        return output if self._dtype is None else output.to(dtype=self._dtype)
+        return self._moved(output if self._dtype is None else output.to(dtype=self._dtype))
 
     def _plain(self) -> Any:
         tickets = self._tickets

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ import transformers
 from PIL import Image
 
 import mmcache
+from mmcache.items.codes import Expansion
 from mmcache.layout.compare import difference
 from tests.pictures import counted, picture
 
@@ -330,6 +332,25 @@ def test_dtype_and_device_are_as_with_to(stages: mmcache.Stages) -> None:
     expected = plain([A]).to(dtype=torch.bfloat16)
     same(dict(expected), dict(output))
     assert output["image_grid_thw"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("images", [[A], [A, B], [A, B, A]], ids=len)
+def test_on_another_device_everything_is_as_with_to(images: list[Any], stages: mmcache.Stages) -> None:
+    """Every machine has a device without memory, on which codes are expanded as on any other."""
+    written: list[torch.Tensor] = []
+    write_far = Expansion.write_far
+
+    def watched(self: Expansion, codes: Any, out: Any) -> None:
+        written.append(codes)
+        write_far(self, codes, out)
+
+    with mock.patch.object(Expansion, "write_far", watched):
+        for _ in range(2):
+            output = stages.execute([stages.add(image, size=LIMITS) for image in images], device="meta")
+            expected = plain(images).to(device="meta")
+            same(dict(expected), dict(output))
+    assert {codes.dtype for codes in written} == {torch.uint8}
+    assert len(written) == 2 * len(images)
 
 
 def test_outputs_can_be_written_to(stages: mmcache.Stages) -> None:

@@ -2,7 +2,7 @@
 
 from mmcache.items.codes import Coded, NotCodable
 from mmcache.items.images import is_image
-from mmcache.items.item import Item, cast, copy_tree, expanded, freeze, is_tensor
+from mmcache.items.item import Item, copy_tree, destined, expanded, freeze, is_tensor
 from mmcache.items.storable import NotStorable
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "Item",
     "NotCodable",
     "NotStorable",
-    "cast",
     "copy_tree",
+    "destined",
     "expanded",
     "freeze",
     "is_image",

@@ -15,13 +15,13 @@ _HUGE_PAGE_BYTES = 2 << 20
 _LEAST_BYTES = 4 << 20
 
 
-def empty(shape: Sequence[int], dtype: Any) -> Any:
-    """Return a tensor on the CPU with whatever is in its memory, as ``torch.empty`` does."""
+def empty(shape: Sequence[int], dtype: Any, device: Any = None) -> Any:
+    """Return a tensor (on the CPU by default) with whatever is in its memory, as ``torch.empty`` does."""
     import torch
 
-    tensor = torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    tensor = torch.empty(tuple(shape), dtype=dtype, device=device or "cpu")
     nbytes = math.prod(shape) * tensor.element_size()
-    if is_large(nbytes):
+    if is_large(nbytes) and tensor.device.type == "cpu":
         advise(tensor.data_ptr(), nbytes)
     return tensor
 

@@ -59,12 +59,20 @@ class Expansion:
     steps: tuple[Any, Any] | None = None
 
     def write(self, codes: Any, out: Any) -> None:
-        """Expand codes (before, channels, 1, rest) into a tensor (before, channels, repeats, rest)."""
+        """Expand codes (before, channels, 1, rest) into a tensor (before, channels, repeats, rest) on any device."""
+        if out.device.type != "cpu":
+            return self.write_far(codes, out)
         once = out[:, :, :1]
         for place in _blocks(codes.shape):
             self._write_block(codes[place], once[place])
             if out.shape[2] > 1:
                 out[place][:, :, 1:] = once[place]
+        return None
+
+    def write_far(self, codes: Any, out: Any) -> None:
+        """Have the codes travel to another device, and look them up there: the two steps need not be exact on it."""
+        far = replace(self, table=self.table.to(out.device), steps=None)
+        far._look_up(codes.to(out.device), out)
 
     def _write_block(self, codes: Any, out: Any) -> None:
         if self.steps is None:
@@ -79,7 +87,7 @@ class Expansion:
     def _look_up(self, codes: Any, out: Any) -> None:
         for channel, row in enumerate(self.table):
             index = codes[:, channel].reshape(-1).int()
-            out[:, channel] = row.index_select(0, index).view(out[:, channel].shape)
+            out[:, channel] = row.index_select(0, index).view(codes[:, channel].shape)
 
 
 def _blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
@@ -106,7 +114,7 @@ class Coded:
 
     ``codes`` is a uint8 tensor (before, channels, 1, rest), private to the item; ``shape`` and ``kind`` ("pt" or "np")
     are those of what it stands for. With ``cast`` it is expanded straight into that dtype of torch's, to the bits that
-    casting gives.
+    casting gives, with ``device`` on that device, to which only the codes travel.
     """
 
     codes: Any
@@ -114,6 +122,7 @@ class Coded:
     shape: tuple[int, ...]
     kind: str
     cast: Any = None
+    device: Any = None
 
     @classmethod
     def of(cls, pixels: Any, expansion: Expansion) -> "Coded":
@@ -148,9 +157,9 @@ class Coded:
         """Return the same as a tensor or array, with shared codes."""
         return replace(self, kind=kind)
 
-    def as_dtype(self, dtype: Any) -> "Coded":
-        """Return the same, to be expanded as another dtype of torch's, with shared codes."""
-        return replace(self, cast=dtype)
+    def destined(self, dtype: Any, device: Any) -> "Coded":
+        """Return the same, to be expanded as another dtype of torch's, or elsewhere, with shared codes; None is as it is."""
+        return replace(self, cast=dtype, device=device)
 
     def alone(self) -> "Coded":
         """Return the same with a new dim 0 of one, with shared codes."""
@@ -158,7 +167,7 @@ class Coded:
 
     def expanded(self) -> Any:
         """Return what it stands for, in fresh memory."""
-        tensor = empty(self.shape, self.cast or self.expansion.table.dtype)
+        tensor = empty(self.shape, self.cast or self.expansion.table.dtype, self.device)
         self.write(tensor)
         return tensor if self.kind == "pt" else tensor.numpy()
 

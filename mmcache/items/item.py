@@ -107,20 +107,19 @@ def expanded(value: Any) -> Any:
     return copy_tree(value, lambda leaf: leaf.expanded() if isinstance(leaf, Coded) else leaf)
 
 
-def cast(value: Any, dtype: Any) -> Any:
-    """Return a tree whose real tensors have another dtype, and whose codes will be expanded as that one.
+def destined(value: Any, dtype: Any, device: Any) -> Any:
+    """Return a tree whose real tensors have another dtype, and whose codes will be expanded as that one, on a device.
 
     Its other leaves are those of ``value``: only for trees that are copied or joined next.
     """
-    if dtype is None:
-        return value
 
-    def cast_leaf(leaf: Any) -> Any:
+    def change(leaf: Any) -> Any:
         if isinstance(leaf, Coded):
-            return leaf.as_dtype(dtype) if leaf.kind == "pt" and leaf.dtype.is_floating_point else leaf
-        return leaf.to(dtype) if is_tensor(leaf) and leaf.is_floating_point() else leaf
+            real = leaf.kind == "pt" and leaf.dtype.is_floating_point
+            return leaf.destined(dtype, device) if real else leaf
+        return leaf.to(dtype) if dtype is not None and is_tensor(leaf) and leaf.is_floating_point() else leaf
 
-    return copy_tree(value, cast_leaf)
+    return value if dtype is device is None else copy_tree(value, change)
 
 
 def _copy_leaf(leaf: Any) -> Any:

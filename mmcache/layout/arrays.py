@@ -90,7 +90,8 @@ def _place(parts: Sequence[Any], target: tuple[int, ...], axis: int, pad: Pad | 
     if tensors and any(getattr(part, "is_meta", False) for part in parts):  # outlines: small ones are real, others not
         return first.new_empty(target, device="meta")
     padded = sum(math.prod(part.shape) for part in parts) < math.prod(target)
-    whole = empty(target, first.dtype) if tensors else np.empty(target, dtype=first.dtype)
+    device = next((part.device for part in parts if part.device is not None), None) if tensors else None
+    whole = empty(target, first.dtype, device) if tensors else np.empty(target, dtype=first.dtype)
     if padded:
         _fill(whole, pad)
     start = 0

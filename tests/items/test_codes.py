@@ -72,8 +72,19 @@ def test_arrays_and_whole_floats_are_coded_too(name: str) -> None:
 def test_expanded_into_another_dtype_they_are_what_casting_gives(dtype: torch.dtype, steps: bool) -> None:
     rule, shape = RULES["patches of two frames"]
     made, pixels = expansion(rule, steps=steps), values(rule, shape)
-    found = Coded.of(pixels, made).as_dtype(dtype).expanded()
+    found = Coded.of(pixels, made).destined(dtype, None).expanded()
     assert difference(looked_up(pixels, made).to(dtype), found) == ""
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_looked_up_on_another_device_they_are_the_same(name: str, dtype: torch.dtype) -> None:
+    """Which device it is does not matter to a look-up: here it is done on the CPU."""
+    rule, shape = RULES[name]
+    made, pixels = expansion(rule, steps=True), values(rule, shape)
+    out = torch.empty(rule.view(shape), dtype=dtype)
+    made.write_far(Coded.of(pixels, made).codes, out)
+    assert difference(looked_up(pixels, made).to(dtype), out.reshape(shape)) == ""
 
 
 @given(st.sampled_from(sorted(RULES)), st.booleans(), st.integers(0, 99))
