@@ -9,7 +9,7 @@ a repeat. So a cache costs a bounded share on traffic that only passes, and is b
 from collections.abc import Callable, Sequence
 
 # The share of the processing time that may be spent where nothing comes back.
-_SHARE = 0.02
+MAX_OVERHEAD = 0.02
 
 # How much of the share is spent on look-ups; the rest is for what is not measured: wrapping, counting, samples.
 _FOR_LOOK_UPS = 0.75
@@ -46,7 +46,7 @@ class Budget:
 
     def __init__(self, share: float | None) -> None:
         """Begin with enough for the first images."""
-        share = _SHARE if share is None else share
+        share = MAX_OVERHEAD if share is None else share
         self._share = share if share >= 1 else share * _FOR_LOOK_UPS
         self.exhausted = False
         self._left = _BEGINNING

@@ -20,7 +20,7 @@ from mmcache.fingerprints.identity import (
 )
 from mmcache.flight import computing
 from mmcache.items import Item, expanded
-from mmcache.layout.book import PATIENCE_SECONDS
+from mmcache.layout.book import PATIENCE_SECONDS, Prepare
 from mmcache.layout.coding import WITHOUT_LAST_STEPS, Coding
 from mmcache.layout.conversion import KINDS
 from mmcache.layout.geometry import outline
@@ -34,7 +34,11 @@ from mmcache.texts import TextLoader, TextSource, check_kind, loaded, size_of, t
 
 
 class ProcessorCall:
-    """A call of ``preprocess(images, **options)``; ``original`` is the real one, not bound to an object."""
+    """A call of ``preprocess(images, **options)``; ``original`` is the real one, not bound to an object.
+
+    `keys` comes first: it finds out what the other methods need. Of the options there are three kinds: ``_given`` as they
+    came, ``_options`` without the images, and ``_made_with``, those that items are made with.
+    """
 
     def __init__(
         self,
@@ -62,7 +66,7 @@ class ProcessorCall:
         self.verdict = Verdict()
         self.identity = b""
         self.structures: tuple[bytes, ...] = ()
-        self._untried: list[tuple[bytes, Callable[[], Callable[[], Verdict]]]] = []
+        self._untried: list[tuple[bytes, Prepare]] = []
 
     def plain(self) -> Any:
         """Run the real processor on everything; the first times, see whether it draws random numbers."""
@@ -251,7 +255,7 @@ class ProcessorCall:
             self._verdict(together, functools.partial(self._trial, list(kinds.values()), first))
         return first
 
-    def _verdict(self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]]) -> Verdict:
+    def _verdict(self, structure: bytes, prepare: Prepare) -> Verdict:
         """Return the verdict on a structure, from its trial if there was none; raise `Bypass` if it does not serve."""
         if self._patience > 0 or self._cache.trials.begun(structure):
             verdict = self._cache.trials.verdict(structure, prepare, patience=self._patience)

@@ -1,7 +1,7 @@
 """Verification that goes on in traffic: which outputs are compared with the plain processor's before they are given.
 
 A trial on small pictures can be fooled: by thresholds in size or count, budgets over a batch, content. So the first
-batches of each structure are compared too, the first of each stratum (number of images, octave of their pixels, kinds of
+batches of each structure are compared too, the first of each stratum (number of images, doubling of their pixels, kinds of
 source), and a small share of all that follow.
 """
 
@@ -14,6 +14,7 @@ _FIRST_MISSES = 8
 
 # Then one in so many outputs: a tenth of a per cent of the work where everything hits, and still every few minutes.
 _ONE_IN = 256
+VERIFY_RATE = 1 / _ONE_IN
 
 # Strata are few for one processor; more of them than this means that something in them never repeats.
 _MOST_STRATA = 65_536

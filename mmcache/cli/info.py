@@ -10,10 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mmcache
+from mmcache.budget import MAX_OVERHEAD
 from mmcache.errors import MMCacheError
 from mmcache.fingerprints import choose_hasher
 from mmcache.settings import resolve, resolve_secret
 from mmcache.sizes import default_max_bytes, format_size, memory_limit
+from mmcache.verification import VERIFY_RATE
 
 # What decides bits or digests, by the names that installers know.
 _PACKAGES = ("torch", "torchvision", "transformers", "Pillow", "xxhash", "blake3")
@@ -25,6 +27,9 @@ _PUBLIC_VARIABLES = frozenset(
     for name in ("MAX_BYTES", "NAMESPACE", "HASHER", "LOG_INTERVAL", "VERIFY_RATE", "MAX_OVERHEAD", "DISABLED")
 )
 
+
+# What None stands for.
+_DEFAULTS = {"verify_rate": VERIFY_RATE, "max_overhead": MAX_OVERHEAD}
 
 # Read by mmcache, or by its tests and tools.
 _KNOWN_VARIABLES = _PUBLIC_VARIABLES | {"MMCACHE_SECRET", "MMCACHE_TEST_DATA"}
@@ -90,7 +95,8 @@ def _checked_settings() -> tuple[dict[str, Any], str]:
         hasher = choose_hasher(settings.hasher, secret=resolve_secret(None), exposed=False)
     except MMCacheError as problem:
         return {}, str(problem)
-    return {**dataclasses.asdict(settings), "hasher": hasher.algorithm}, ""
+    in_force = {**dataclasses.asdict(settings), "hasher": hasher.algorithm}
+    return {name: _DEFAULTS.get(name) if value is None else value for name, value in in_force.items()}, ""
 
 
 def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -105,7 +111,8 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
     for name in facts["unknown_variables"]:
         yield f"{name}: mmcache knows no such variable"
     for name, value in facts["in_force"].items():
-        yield f"{name:<18}{value}"
+        if name != "disabled":
+            yield f"{name:<18}{value}"
     yield f"{'disabled':<18}{'yes, by MMCACHE_DISABLED' if facts['disabled'] else 'no'}"
     yield f"{'settings':<18}{facts['settings']}"
 

@@ -24,7 +24,8 @@ _SUB_DIRECTORIES = (0x8769, 0x8825, 0xA005)
 _MACHINERY = frozenset(
     {
         "_im", "im", "_mode", "_size", "palette", "info", "readonly", "_readonly", "pyaccess", "_exif", "fp", "_fp",
-        "_exclusive_fp", "_close_exclusive_fp_after_loading", "encoderinfo", "encoderconfig", "map", "png",
+        "_exclusive_fp", "_close_exclusive_fp_after_loading", "encoderinfo", "_default_encoderinfo", "encoderconfig",
+        "map", "png",
     }
 )  # fmt: skip
 

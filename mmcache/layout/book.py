@@ -17,6 +17,10 @@ PATIENCE_SECONDS = 3.0
 _MOST_STRUCTURES = 4096
 
 
+# Readies a trial in the caller's thread (copies the processor, loads the picture), to be run on the trials' own.
+Prepare = Callable[[], Callable[[], Verdict]]
+
+
 class Trials:
     """The trials of one cache: at most one runs at a time, since it may have to put the random generators back."""
 
@@ -42,9 +46,7 @@ class Trials:
         """Return the verdict on a structure, or None if there is none yet."""
         return self._verdicts.get(structure)
 
-    def verdict(
-        self, structure: bytes, prepare: Callable[[], Callable[[], Verdict]], *, patience: float
-    ) -> Verdict | None:
+    def verdict(self, structure: bytes, prepare: Prepare, *, patience: float) -> Verdict | None:
         """Return the verdict on a structure, running its trial if there is none; None if it is not there in time.
 
         ``prepare`` is called at once to give the trial that is to be run. ``patience`` is in seconds from the trial's

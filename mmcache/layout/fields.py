@@ -36,7 +36,8 @@ class Batched:
 class FlatFromSizes:
     """Rows per image given by another output, such as Qwen's ``pixel_values`` by ``image_grid_thw``.
 
-    ``sizes`` names that output; an image has as many rows as the product of its sizes.
+    ``sizes`` names that output; an image has as many rows as the product of its sizes. Since parts come whole, they join
+    as `Batched` ones do; what the name adds is for readers, and for whoever takes a batch apart.
     """
 
     sizes: str
