@@ -63,7 +63,7 @@ class Expansion:
         if out.device.type != "cpu":
             return self.write_far(codes, out)
         once = out[:, :, :1]
-        for place in _blocks(codes.shape):
+        for place in blocks(codes.shape):
             self._write_block(codes[place], once[place])
             if out.shape[2] > 1:
                 out[place][:, :, 1:] = once[place]
@@ -90,7 +90,7 @@ class Expansion:
             out[:, channel] = row.index_select(0, index).view(codes[:, channel].shape)
 
 
-def _blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
     """Yield the places of blocks of (before, channels, any, rest): some rows, or some columns of one."""
     before, channels, _, rest = shape
     rows = max(1, _BLOCK_ELEMENTS // max(1, channels * rest))
@@ -135,7 +135,7 @@ class Coded:
             values = (pixels.float() if pixels.dtype is torch.bfloat16 else pixels).detach().numpy()
         seen = values.reshape(expansion.rule.view(values.shape))
         codes = np.empty((*seen.shape[:2], 1, seen.shape[3]), np.uint8)
-        for place in _blocks(seen.shape):
+        for place in blocks(seen.shape):
             block = seen[place]
             _write_codes(block[:, :, :1], codes[place])
             if not all(np.array_equal(block[:, :, at], block[:, :, 0]) for at in range(1, block.shape[2])):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mmcache.items.codes import VALUES, Coded, Expansion, NotCodable, Rule
+from mmcache.items.codes import VALUES, Coded, Expansion, NotCodable, Rule, blocks
 from mmcache.items.item import is_tensor
 from mmcache.layout.arrays import is_array
 from mmcache.layout.compare import difference
@@ -127,22 +127,31 @@ def _table(rule: Rule, pairs: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
 
     table = torch.zeros((rule.channels, VALUES), dtype=pairs[0][0].dtype)
     seen = torch.zeros((rule.channels, VALUES), dtype=torch.bool)
-    columns = []
+    views = []
     for usual, values in pairs:
         try:
             view = rule.view(usual.shape)
         except NotCodable:
             return None, seen
-        bits, codes = _bits(usual).reshape(view), values.reshape(view).long()
+        bits, codes = _bits(usual).reshape(view), values.reshape(view)
         if not (_repeated(bits) and _repeated(codes)):
             return None, seen
-        columns += [(c, codes[:, c, 0].reshape(-1), bits[:, c, 0].reshape(-1)) for c in range(rule.channels)]
+        views.append((bits[:, :, :1], codes[:, :, :1]))
     as_bits = _bits(table)
-    for channel, codes, bits in columns:
+    for channel, codes, bits in _by_channel(views):
         as_bits[channel][codes] = bits
         seen[channel][codes] = True
-    exact = all(torch.equal(as_bits[channel][codes], bits) for channel, codes, bits in columns)
+    exact = all(torch.equal(as_bits[channel][codes], bits) for channel, codes, bits in _by_channel(views))
     return (table if exact else None), seen
+
+
+def _by_channel(views: Sequence[tuple[Any, Any]]) -> Iterator[tuple[int, Any, Any]]:
+    """Yield channels with indices and bits, a block at a time: as indices, whole outputs would take eight times as much."""
+    for bits, codes in views:
+        for place in blocks(codes.shape):
+            for channel in range(codes.shape[1]):
+                part = (*place[:1], channel, *place[2:])
+                yield channel, codes[part].reshape(-1).long(), bits[part].reshape(-1)
 
 
 def _repeated(view: Any) -> bool:

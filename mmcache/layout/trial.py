@@ -35,6 +35,10 @@ Form = Literal["one", "flat", "nested"]
 # So many pictures of each kind are tried together with those of other kinds: the first two are of one size.
 _PROBES_TOGETHER = 3
 
+# Values that the pictures of a trial left out have pictures of their own; where most are out (in black and white ones all
+# but two), that is none for codes.
+_MOST_UNSEEN = 16
+
 # With fewer small pictures than this that a processor accepts, nothing is proved.
 _FEWEST_PROBES = 3
 
@@ -180,7 +184,7 @@ def _try_coding(calls: Calls, *, converted: bool, made: Singles, source: Any, fo
             return None
         pairs.append(pair(all_values_like(source)))
         coding, unseen = find_coding(pairs)
-        if unseen:
+        if 0 < len(unseen) <= _MOST_UNSEEN:
             coding, unseen = find_coding([*pairs, *(pair(one_value_like(source, value)) for value in unseen)])
     except Exception:  # noqa: BLE001 - it is not for this processor; items are kept as they come
         return None
