@@ -22,7 +22,7 @@ from mmcache.budget import Budget
 from mmcache.calls import Bypass, Call, ProcessorError, Unshared, processing, processor_seconds
 from mmcache.errors import ItemGone, SourceChanged
 from mmcache.fingerprints import UndecodableSource, choose_hasher, derive, digest_source, encode, handling
-from mmcache.flight import Flight, Landed, inside_computation
+from mmcache.flight import Flight, Landed, computing, inside_computation
 from mmcache.forks import renew_in_children
 from mmcache.items import Item, NotStorable, freeze
 from mmcache.layout.book import Trials
@@ -153,7 +153,8 @@ class Cache:
         """Return what the plain processor gives for images of which `passes` was said."""
         started = time.perf_counter()
         try:
-            return plain()
+            with computing():
+                return plain()
         finally:
             self._budget.passed(time.perf_counter() - started)
 

@@ -284,6 +284,8 @@ class _FunctionCall:
         Nor what came from a file that was replaced or removed meanwhile: the function opens it by itself.
         """
         if random_states() != before:
+            if not self.single:  # the function itself will draw them for the whole batch
+                before.restore()
             return Unshared(raw, f"{self._plan.name}: random numbers were drawn while it ran")
         if any(self._key_now(source) != key for source, key in self._named[position]):
             return Unshared(raw, f"{self._plan.name}: the file changed while it was processed")

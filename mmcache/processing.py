@@ -14,6 +14,7 @@ from mmcache.fingerprints import encode
 from mmcache.fingerprints.identity import (
     Description,
     RefusedOptions,
+    autocast,
     described,
     has_foreign_code,
     plain_class,
@@ -25,9 +26,9 @@ from mmcache.layout.coding import WITHOUT_LAST_STEPS, Coding
 from mmcache.layout.conversion import KINDS
 from mmcache.layout.geometry import outline
 from mmcache.layout.outcomes import watched
-from mmcache.layout.probes import probes_like
+from mmcache.layout.probes import probes_like, stand_in
 from mmcache.layout.scaling import scaled_down
-from mmcache.layout.trial import Calls, Form, try_processor, try_together
+from mmcache.layout.trial import Calls, Form, confirmed, try_processor, try_together
 from mmcache.layout.verdict import Verdict
 from mmcache.randomness import RandomStates, random_states
 from mmcache.texts import TextLoader, TextSource, check_kind, loaded, size_of, trait_of
@@ -92,6 +93,8 @@ class ProcessorCall:
         """Return one key per image; raise `Bypass` for what the trial does not serve or nothing identifies."""
         if self._refused:
             raise Bypass(self._refused)
+        if autocast():  # which is a matter of this thread: a trial runs without
+            raise Bypass("autocast is on")
         images, self._options = self._bound()
         self._made_with = self._options
         self.form, self.sources, self.counts = arranged(images, TextLoader(self._cache, self._processor).source)
@@ -147,6 +150,8 @@ class ProcessorCall:
         hit is lost, never wrong). ``changed`` is what the caller gets instead of the output if it was the image.
         """
         if random_states() != before:
+            if not self.single:  # the plain processor will draw them for the whole batch
+                before.restore()
             return Unshared(raw, "random numbers were drawn while an image was processed")
         if self.key_of(source) != key:
             return Unshared(raw, "an image that was changed before it was processed", changed)
@@ -162,18 +167,23 @@ class ProcessorCall:
         """Run the real processor on one image or whole sample, in a list of one if the call has a list."""
         unit = loaded(self._units[position])
         before = random_states()
-        raw = self.process(unit if self.form == "one" else [unit], self.coding_of(unit))
+        raw = self.process(unit if self.form == "one" else [unit], self.coding_of(unit), before=before)
         return self.checked(raw, unit, self._keys[position], before)
 
-    def process(self, images: Any, coding: Coding | None = None, *, asked: bool = False) -> Any:
+    def process(
+        self, images: Any, coding: Coding | None = None, *, asked: bool = False, before: RandomStates | None = None
+    ) -> Any:
         """Run the real processor on these images, for items or (``asked``) with the very options of this call.
 
-        With a coding its last steps are left out and pixels come as codes, unless this picture has none.
+        With a coding its last steps are left out and pixels come as codes; for a picture that has none all is done
+        anew, from the random generators as they were ``before``.
         """
         if coding is not None:
             # Whatever is wrong with it is the usual call's to say, just below.
             with contextlib.suppress(Exception), processors_own():
                 return coding.coded(self._original(self._processor, images, **(self._made_with | WITHOUT_LAST_STEPS)))
+            if before is not None and random_states() != before:
+                before.restore()
         with processors_own():
             return self._original(self._processor, images, **(self._options if asked else self._made_with))
 
@@ -274,7 +284,8 @@ class ProcessorCall:
 
         That of a kind of source, or of several together, on which ``apart`` is the verdict.
         """
-        kinds = [loaded(source) for source in kinds]
+        # It may wait for its turn for a while: no picture of the caller's is to wait with it.
+        kinds = [stand_in(loaded(source)) for source in kinds]
         # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
         twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
         kind = options.get("return_tensors")
@@ -288,17 +299,20 @@ class ProcessorCall:
         def trial() -> Verdict:
             picture = probes_like(kinds[0])[0]
             small, fewer = scaled_down(twin, options, lambda p, o: watched(lambda images: run(p, o, images))(picture))
-            call, listing = functools.partial(run, small, fewer), {**fewer, "return_tensors": None}
             if apart is not None:
-                return try_together(call, kinds, form, apart)
-            calls = Calls(
-                call,
+                return try_together(functools.partial(run, small, fewer), kinds, form, apart)
+            verdict = try_processor(calls_of(small, fewer), kinds[0], form)
+            return verdict if small is twin else confirmed(verdict, calls_of(twin, options), kinds[0], form)
+
+        def calls_of(processor: Any, options: dict[str, Any]) -> Calls:
+            listing = {**options, "return_tensors": None}
+            return Calls(
+                functools.partial(run, processor, options),
                 kind,
-                functools.partial(run, small, listing) if convertible else None,
-                functools.partial(run, small, fewer | WITHOUT_LAST_STEPS),
-                functools.partial(run, small, listing | WITHOUT_LAST_STEPS),
+                functools.partial(run, processor, listing) if convertible else None,
+                functools.partial(run, processor, options | WITHOUT_LAST_STEPS),
+                functools.partial(run, processor, listing | WITHOUT_LAST_STEPS),
             )
-            return try_processor(calls, kinds[0], form)
 
         return trial
 
@@ -334,7 +348,7 @@ class ImageCall:
     def compute(self, _: int) -> Any:
         """Run the real processor; keep nothing if the source is no longer what its key says."""
         before = random_states()
-        raw = self.parent.process([self.source], self.parent.coding_of(self.source))
+        raw = self.parent.process([self.source], self.parent.coding_of(self.source), before=before)
         return self.parent.checked(raw, self.source, self.key, before, source_changed())
 
     def given(self, raw: Any) -> Any:

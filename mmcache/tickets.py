@@ -163,7 +163,7 @@ class Execution:
 
     def given(self, raw: Any) -> Any:
         """Return what was computed for a single ticket as tensors."""
-        return self._moved(converted(expanded(self._destined(raw)), self._tickets[0].verdict))
+        return self._finished(converted(expanded(self._destined(raw)), self._tickets[0].verdict))
 
     def join(self, items: Sequence[Item]) -> Any:
         """Join the items as the processor would, having compared them with what their sizes promised."""
@@ -174,12 +174,14 @@ class Execution:
                 self._forget_geometry()
                 self._cache.stats.warn_once("geometry", "an image's outputs are not what its size promised: %r", ticket)
         whole = converted(copy_tree(made[0]), self._tickets[0].verdict) if self.single else self._joined(values)
-        return self._moved(whole)
+        return self._finished(whole)
 
     def _destined(self, value: Any) -> Any:
         return destined(value, self._dtype, self._device)
 
-    def _moved(self, output: Any) -> Any:
+    def _finished(self, output: Any) -> Any:
+        """Cast and move what is not yet of the dtype or on the device that was asked for."""
+        output = output if self._dtype is None else output.to(dtype=self._dtype)
         return output if self._device is None else output.to(device=self._device)
 
     def stratum(self) -> tuple[tuple[bytes, ...], Hashable | None] | None:
@@ -205,8 +207,7 @@ class Execution:
 
     def plain(self) -> Any:
         """Have the plain processor do it, with one call if all options are equal."""
-        output = self._plain()
-        return self._moved(output if self._dtype is None else output.to(dtype=self._dtype))
+        return self._finished(self._plain())
 
     def _plain(self) -> Any:
         tickets = self._tickets

@@ -145,8 +145,8 @@ def _new_wrapped_class(plain: type) -> type:
             return original(self, *args, **options)
         if _passes(cache, args, options):
             return cache.passed(functools.partial(original, self, *args, **options))
-        call = ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS, refused=refused)
-        return cache.serve(call)
+        why = refused or _passed_over(self, preprocess)
+        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=PATIENCE_SECONDS, refused=why))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
     members = {
@@ -185,6 +185,16 @@ def _passes(cache: Cache, args: tuple[Any, ...], options: dict[str, Any]) -> boo
     return cache.passes(functools.partial(samples_of, listed), len(listed))
 
 
+def _passed_over(processor: Any, called: Callable[..., Any]) -> str:
+    """Return why a call is not that which a key stands for: ``super().preprocess``, past the class's own; or ""."""
+    own = type(processor).preprocess
+    while own is not called:
+        own = getattr(own, "__wrapped__", None)  # somebody may have put a decorator over it
+        if own is None:
+            return "a preprocess that is not that of the object's class"
+    return ""
+
+
 def _refusal(cls: type) -> str:
     """Return why a class is never looked up, or ""."""
     return "videos are not cached" if _takes(cls) == "videos" else ""
@@ -199,7 +209,8 @@ def _served(cls: type, original: Callable[..., Any], cache: Cache, each_time: Ca
         each_time()
         if _passes(cache, args, options):
             return cache.passed(functools.partial(original, self, *args, **options))
-        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0, refused=refused))
+        why = refused or _passed_over(self, preprocess)
+        return cache.serve(ProcessorCall(cache, self, original, args, options, patience=0.0, refused=why))
 
     preprocess.__mmcache_original__ = original  # type: ignore[attr-defined]
     return preprocess

@@ -40,6 +40,7 @@ class Mutation(NamedTuple):
 
 
 NASTY = "tests/test_nasty.py"
+PITFALLS = "tests/test_pitfalls.py"
 TRIAL = "tests/layout/test_trial.py"
 KINDS = f"{TRIAL}::test_kinds_of_sources_are_told_apart"
 FIELDS = "tests/layout/test_fields.py"
@@ -210,6 +211,7 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
                  "(_joined_flat, _joined_by_samples, _joined_whole)", "(_joined_flat, _joined_by_samples)", TRIAL),
     ),
     "layout/probes.py": (
+        Mutation("no picture has a margin", '(48, 64, "framed")', '(48, 64, "noise")', f"{PITFALLS}::test_a_margin_that_is_cut_off_makes_the_geometry_the_pictures_own"),
         Mutation("a transparency is no trait",
                  'return "image", mode, transparent, *', 'return "image", mode, *', KINDS),
         Mutation("a mode is no trait",
@@ -226,11 +228,14 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
         Mutation("every picture of a trial is of one size",
                  '(56, 112, "noise"), (37, 30, "noise"),', '(48, 64, "noise"), (48, 64, "noise"),', TRIAL),
     ),
+    "structure.py": (
+        Mutation("counts are sizes", "if named and value > _LARGEST_COUNT", "if named"),
+        Mutation("every whole number is a size", "if named and value > _LARGEST_COUNT", "if value > _LARGEST_COUNT"),
+        Mutation("what lies in lists is no size", "[with_sizes(member, change, named=named) for member in value]", "value"),
+    ),
     "layout/scaling.py": (
-        Mutation("numbers that are no sizes are scaled", " if value > _SMALLEST_SIZE else value", ""),
         Mutation("the caller's processor is scaled", "twin = copy.copy(processor)", "twin = processor"),
-        Mutation("sizes of the call are not scaled",
-                 "fewer = {name: _scaled(value) for name, value in options.items()}", "fewer = options"),
+        Mutation("sizes of the call are not scaled", "fewer = with_sizes(options, _scaled)", "fewer = options"),
         Mutation("scaled down without getting faster",
                  "faster is not None and faster < seconds / 2", "faster is not None"),
         Mutation("the first run counts",
@@ -260,6 +265,7 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
                  "if torch.equal(_bits((codes - subtrahend).div_(divisor)), _bits(row)):", "if True:"),
     ),
     "items/codes.py": (
+        Mutation("-0.0 is 0.0", 'return array.view(f"u{array.itemsize}")', "return array", PITFALLS),
         Mutation("values are not looked at", "if once.dtype != codes.dtype and not", "if False and not"),
         Mutation("repeated frames are not looked at", "if not all(np.array_equal(", "if not all(True or np.array_equal("),
         Mutation("a table is that of the first channel", "row.index_select(0, index)", "self.table[0].index_select(0, index)"),
@@ -394,7 +400,7 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
                  "not in _INERT} | slots_of(processor)",
                  "not in _INERT}", f"{WRAPPING}::test_what_is_kept_in_slots_is_copied_and_in_the_key"),
         Mutation("small and large numbers are parts of a structure",
-                 "encode((self._parts, form), sizes=False)", "encode((self._parts, form))",
+                 "encode((with_sizes(self._parts, lambda _: _Size.ANY), form))", "encode((self._parts, form))",
                  f"{WRAPPING}::test_per_image_pixel_limits_are_in_the_key_and_start_no_trial_each"),
         Mutation("another class of an object is not seen", "type(processor) is self._class", "True"),
         Mutation("attributes are not compared", "and same_objects(vars(processor), self._attributes)", ""),
@@ -406,8 +412,8 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
         Mutation("methods put on a wrapped class are not seen",
                  "if cls is not plain and vars(cls).keys() - _OWN_MEMBERS:",
                  "if False:", f"{WRAPPING}::test_methods_put_on_the_class_of_a_wrapped_processor_are_seen"),
-        Mutation("grad mode is no mode", "(torch.is_grad_enabled(), autocast)", "(autocast,)", FUNCTIONS),
-        Mutation("autocast is no mode", "(torch.is_grad_enabled(), autocast)", "(torch.is_grad_enabled(),)", FUNCTIONS),
+        Mutation("grad mode is no mode", "(torch.is_grad_enabled(), autocast())", "(autocast(),)", FUNCTIONS),
+        Mutation("autocast is no mode", "(torch.is_grad_enabled(), autocast())", "(torch.is_grad_enabled(),)", FUNCTIONS),
         Mutation("autocast has no dtype", ' and torch.get_autocast_dtype("cpu")', "", FUNCTIONS),
     ),
     "fingerprints/code.py": (
@@ -492,7 +498,6 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
         Mutation("enums have no class", "for word in (cls.__module__, cls.__qualname__):", "for word in ():"),
         Mutation("arrays have no shape", "    _put_sequence(encoder, array.shape)\n", ""),
         Mutation("tensors that require grad are like others", 'b"X" if tensor.requires_grad else b"w"', 'b"w"'),
-        Mutation("counts are no part of a structure", "if -_LARGEST_COUNT <= value <= _LARGEST_COUNT:", "if False:"),
     ),
     "fingerprints/hashers.py": (
         Mutation("digests have no key",

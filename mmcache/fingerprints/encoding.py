@@ -34,9 +34,6 @@ _KNOWN_TEXTS: dict[str, bytes] = {}
 _KNOWN_TEXTS_LIMIT = 4096
 _KNOWN_TEXT_LENGTH = 64
 
-# Whole numbers up to this are counts and factors, which are part of a structure; larger ones are sizes.
-_LARGEST_COUNT = 100
-
 # Sizes, factors and grey levels: what an int in a configuration nearly always is.
 _SMALL_INTS = range(-1, 4097)
 
@@ -54,15 +51,14 @@ class _RefusedError(Exception):
 class _Encoder:
     """One encoding in the making: its chunks, and the open containers (one inside itself would never end)."""
 
-    __slots__ = ("open", "out", "table")
+    __slots__ = ("open", "out")
 
-    def __init__(self, table: "Mapping[type, _Rule]") -> None:
+    def __init__(self) -> None:
         self.out: list[bytes] = []
         self.open: set[int] = set()
-        self.table = table
 
     def put(self, value: object) -> None:
-        rule = self.table.get(type(value))
+        rule = _RULES.get(type(value))
         if rule is None:
             _put_rare(self, value)
         else:
@@ -75,27 +71,17 @@ class _Encoder:
         inner, self.out = self.out, outer
         return b"".join(inner)
 
-    def key(self, value: object) -> bytes:
-        """Return the encoding of a mapping's key: a name even where it is a number."""
-        table, self.table = self.table, _WITH_SIZES
-        encoded = self.alone(value)
-        self.table = table
-        return encoded
-
 
 _Rule = Callable[[_Encoder, Any], None]
 
 
-def encode(value: object, *, sizes: bool = True) -> bytes:
+def encode(value: object) -> bytes:
     """Encode a value so that different values have different encodings.
 
     Accepted are None, bool, int, float, complex, str, bytes, bytearray, enums (by class and name), numpy scalars,
     numpy and torch dtypes, torch devices, ndarrays and dense CPU tensors (dtype, shape, bytes in C order), and lists,
     tuples, sets, frozensets, dicts, ``OrderedDict``, ``UserDict`` and mapping proxies of these. Mappings and sets have
     no order. Types are exact: ``1``, ``1.0``, ``True``, ``"1"`` and ``b"1"`` all differ, and so do ``[]`` and ``()``.
-
-    With ``sizes=False`` a whole number of more than 100 counts only by its type (smaller ones are counts of tiles or
-    patch sizes, which decide how things are put together): what is left is the structure of a call.
 
     Raises ``NotEncodable``, which names the path to the culprit, for anything else (subclasses of the above too).
 
@@ -104,7 +90,7 @@ def encode(value: object, *, sizes: bool = True) -> bytes:
     >>> encode(1) == encode(1.0)
     False
     """
-    encoder = _Encoder(_WITH_SIZES if sizes else _WITHOUT_SIZES)
+    encoder = _Encoder()
     try:
         encoder.put(value)
     except _RefusedError as refused:
@@ -142,14 +128,6 @@ def _put_complex(encoder: _Encoder, value: complex) -> None:
     encoder.out.append(_COMPLEX(b"c", value.real, value.imag))
 
 
-def _put_small_int(encoder: _Encoder, value: int) -> None:
-    """Encode a count or an index, and of a size only that it is one."""
-    if -_LARGEST_COUNT <= value <= _LARGEST_COUNT:
-        _put_int(encoder, value)
-    else:
-        encoder.out.append(b"#")
-
-
 def _text_bytes(text: str) -> bytes:
     # A str may hold lone surrogates (file names do), and they must differ from everything else.
     raw = text.encode("utf-8", "surrogatepass")
@@ -176,9 +154,8 @@ def _put_sequence(encoder: _Encoder, value: "list[object] | tuple[object, ...]",
         raise _RefusedError(value, again=True)
     encoder.open.add(id(value))
     encoder.out.append(_COUNT(tag or _SEQUENCES[type(value)], len(value)))
-    table = encoder.table
     for member in value:
-        (table.get(type(member)) or _put_rare)(encoder, member)
+        (_RULES.get(type(member)) or _put_rare)(encoder, member)
     encoder.open.discard(id(value))
 
 
@@ -196,16 +173,16 @@ def _put_mapping(encoder: _Encoder, value: Mapping[object, object]) -> None:
     encoder.open.add(id(value))
     known = _KNOWN_TEXTS
     by_key = {
-        (known.get(key) if type(key) is str else None) or encoder.key(key): member for key, member in value.items()
+        (known.get(key) if type(key) is str else None) or encoder.alone(key): member for key, member in value.items()
     }
     if len(by_key) != len(value):  # two NaN keys, which no sorting can tell apart
         raise _RefusedError(value)
-    out, table = encoder.out, encoder.table
+    out = encoder.out
     out.append(_COUNT(_MAPPINGS[type(value)], len(by_key)))
     for key in sorted(by_key):
         out.append(key)
         member = by_key[key]
-        (table.get(type(member)) or _put_rare)(encoder, member)
+        (_RULES.get(type(member)) or _put_rare)(encoder, member)
     encoder.open.discard(id(value))
 
 
@@ -291,7 +268,7 @@ def _put_tensor(encoder: _Encoder, tensor: "torch.Tensor") -> None:
     return _put_bytes(encoder, raw)
 
 
-_WITH_SIZES: dict[type, _Rule] = {
+_RULES: dict[type, _Rule] = {
     type(None): _put_none,
     bool: _put_bool,
     int: _put_int,
@@ -306,4 +283,3 @@ _WITH_SIZES: dict[type, _Rule] = {
     frozenset: _put_set,
     **dict.fromkeys(_MAPPINGS, _put_mapping),
 }
-_WITHOUT_SIZES: dict[type, _Rule] = {**_WITH_SIZES, int: _put_small_int}

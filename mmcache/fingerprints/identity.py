@@ -12,13 +12,14 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from mmcache.errors import NotEncodable, NotIdentifiable
 from mmcache.fingerprints.code import CodeIdentity, package_version
 from mmcache.fingerprints.encoding import encode
-from mmcache.fingerprints.snapshot import NotFixed, Snapshot, is_size, same_objects
+from mmcache.fingerprints.snapshot import NotFixed, Snapshot, same_objects
+from mmcache.structure import is_size_dict, with_sizes
 
 # Book-keeping of transformers that changes no output.
 _INERT = frozenset({"_valid_kwargs_names", "_processor_class", "_auto_class", "image_processor_type"})
@@ -41,6 +42,12 @@ _identities: "weakref.WeakKeyDictionary[Any, CodeIdentity]" = weakref.WeakKeyDic
 _MOST_DESCRIPTIONS = 256
 
 _UNSET = object()  # a slot without a value
+
+
+class _Size(Enum):
+    """Stands in a structure where a size does."""
+
+    ANY = "any size in pixels"
 
 
 class RefusedOptions(Exception):
@@ -69,7 +76,7 @@ class Description:
 
     def structure(self, form: str) -> bytes:
         """Return the encoding of the structure of calls in a form of ``images``: without sizes."""
-        return encode((self._parts, form), sizes=False)
+        return encode((with_sizes(self._parts, lambda _: _Size.ANY), form))
 
 
 def described(processor: Any, options: Mapping[str, Any]) -> Description:
@@ -251,8 +258,13 @@ def modes() -> tuple[Any, ...]:
     torch = sys.modules.get("torch")
     if torch is None:
         return ()
-    autocast = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-    return (torch.is_grad_enabled(), autocast)
+    return (torch.is_grad_enabled(), autocast())
+
+
+def autocast() -> Any:
+    """Return the dtype that operations on the CPU are cast to in this thread; False if to none."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
 
 
 def _canonical(value: Any) -> Any:
@@ -264,6 +276,6 @@ def _canonical(value: Any) -> Any:
         return tuple([_canonical(member) for member in value])
     if isinstance(value, IntEnum):
         return int(value)
-    if is_size(kind):
+    if is_size_dict(kind):
         return dict(value)
     return value

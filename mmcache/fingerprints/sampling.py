@@ -4,10 +4,11 @@ Equal sources have equal samples, nearly always; unequal ones may have equal one
 what an image is: it only decides whether finding that out may pay.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
-from mmcache.fingerprints.loading import UndecodableSource, load
+from mmcache.fingerprints.loading import locked
 
 # Where elements are taken, as fractions of 2**16 of a width and a height: few, since each costs a cache miss, and
 # spread without order, so that they do not all fall on margins.
@@ -25,7 +26,7 @@ def sample(source: Any) -> int | None:
         if hasattr(source, "getpixel"):
             return _sample_of_image(source)
         return _sample_of_array(source)
-    except (UndecodableSource, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+    except (AttributeError, IndexError, OSError, RuntimeError, TypeError, ValueError):
         return None
 
 
@@ -35,11 +36,27 @@ def samples_of(images: Sequence[Any]) -> list[int]:
     return [taken for image in flat if (taken := sample(image)) is not None]
 
 
-def _sample_of_image(image: Any) -> int:
-    if getattr(image, "tile", None):  # not loaded yet
-        load(image)
-    pixels, (width, height) = image.load(), image.size
+def _sample_of_image(image: Any) -> int | None:
+    width, height = image.size
+    if getattr(image, "tile", None):  # loading it is the business of whoever wants its pixels, and how
+        return _sample_of_file(image)
+    pixels = image.load()
     return hash((image.mode, width, height, *[pixels[x * width >> 16, y * height >> 16] for x, y in _PLACES]))
+
+
+def _sample_of_file(image: Any) -> int | None:
+    """Take a few bytes of the file that an image is still to be decoded from, and leave it at its position."""
+    with locked(image):
+        position = image.fp.tell()
+        try:
+            length = image.fp.seek(0, os.SEEK_END)
+            taken = []
+            for place, _ in _PLACES:
+                image.fp.seek(place * length >> 16)
+                taken.append(image.fp.read(8))
+        finally:
+            image.fp.seek(position)
+    return hash((image.mode, image.size, length, *taken))
 
 
 def _sample_of_array(array: Any) -> int:

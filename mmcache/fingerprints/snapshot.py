@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from mmcache.structure import is_size_dict
+
 # Types whose values cannot change in place: a place that holds one only changes by holding another object.
 FIXED = (type(None), bool, int, float, complex, str, bytes)
 
@@ -45,7 +47,7 @@ class Snapshot:
             self._note_sequence(value)
         elif kind is dict:
             self._note_mapping(value)
-        elif is_size(kind):
+        elif is_size_dict(kind):
             self._note_mapping(vars(value))
         else:
             raise NotFixed(f"a {kind.__qualname__}")
@@ -68,11 +70,6 @@ class Snapshot:
 def same_objects(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:
     """Whether two mappings hold the very same objects under the same keys, in the same order."""
     return len(now) == len(then) and all(map(operator.is_, now.values(), then.values())) and list(now) == list(then)
-
-
-def is_size(kind: type) -> bool:
-    """Whether this is transformers' dict-like class for sizes."""
-    return kind.__name__ == "SizeDict" and kind.__module__.startswith("transformers.")
 
 
 def _is_torch_constant(kind: type) -> bool:

@@ -208,6 +208,8 @@ def _update_image(image: "Image", state: HashState, metadata: bool) -> None:
         state.update(_header("lazy image", *_decoding(), encode_metadata(image, lazy=True), len(file)))
         state.update(file)
         return
+    if metadata and getattr(image, "tile", None):
+        raise UnsupportedSource("an image that was not loaded before its file was closed")
     load(image)
     # ``load`` has brought a palette that was set before into Pillow's own memory, where conversions read it.
     palette = _palette(image) if image.mode in ("P", "PA") else None

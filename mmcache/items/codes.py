@@ -100,11 +100,16 @@ def blocks(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
             yield slice(top, top + rows), slice(None), slice(None), slice(left, left + columns)
 
 
+def as_bits(array: Any) -> Any:
+    """Return a view of an array's elements as whole numbers of their size: to floats, -0.0 equals 0.0."""
+    return array.view(f"u{array.itemsize}")
+
+
 def _write_codes(once: Any, codes: Any) -> None:
     """Write whole values as uint8; raise `NotCodable` for others. Both are arrays of one shape."""
     with np.errstate(invalid="ignore"):  # what is no number or too large is found just below
         np.copyto(codes, once, casting="unsafe")
-    if once.dtype != codes.dtype and not np.equal(codes, once).all():
+    if once.dtype != codes.dtype and not np.array_equal(as_bits(codes.astype(once.dtype)), as_bits(once)):
         raise NotCodable("values that are not whole, or not of 0 to 255")
 
 

@@ -72,7 +72,12 @@ def copy_image(image: "Image") -> "Image":
 def image_bytes(image: "Image") -> int:
     """Return what the pixels of an image take in Pillow's memory, and its ``info``."""
     pixels = image.height * (image.width * _PIXEL_BYTES.get(image.mode, 4) + _ROW_BYTES)
-    return pixels + sum(map(sys.getsizeof, image.info.values()))
+    return pixels + _deep_bytes(image.info)
+
+
+def _deep_bytes(value: Any) -> int:
+    members = [*value, *value.values()] if type(value) is dict else value if type(value) in (list, tuple) else ()
+    return sys.getsizeof(value) + sum(map(_deep_bytes, members))
 
 
 def _own(value: Any) -> Any:

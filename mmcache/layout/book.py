@@ -13,6 +13,9 @@ from mmcache.layout.verdict import Verdict
 PATIENCE_SECONDS = 3.0
 
 
+# Each holds a copy of its processor and takes most of a second: what comes while so many wait is tried later, or never.
+_MOST_WAITING = 32
+
 # Identities whose structure is remembered: with limits of its own for each image, every image has another.
 _MOST_STRUCTURES = 4096
 
@@ -30,6 +33,7 @@ class Trials:
         self._running: dict[bytes, tuple[Future[None], float]] = {}
         self._structures: dict[tuple[bytes, str], bytes] = {}
         self._suspected: Counter[bytes] = Counter()
+        self._waiting = 0
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -54,7 +58,7 @@ class Trials:
         """
         if structure in self._verdicts:
             return self._verdicts[structure]
-        if structure not in self._running:
+        if structure not in self._running and self._waiting < _MOST_WAITING:
             self._begin(structure, prepare())
         running, began = self._running.get(structure, (None, 0.0))
         if running is not None:
@@ -69,6 +73,7 @@ class Trials:
                 self._running.clear()
                 self._verdicts.clear()
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="mmcache-trial")
+            self._waiting += 1
             self._running[structure] = (self._pool.submit(self._try, structure, trial), time.monotonic())
 
     def begun(self, structure: bytes) -> bool:
@@ -90,6 +95,8 @@ class Trials:
         except Exception as error:  # noqa: BLE001 - a trial that fails is a verdict, and its reason is logged with it
             verdict = Verdict(reason=f"its trial failed: {type(error).__name__}: {error}")
         self._verdicts[structure] = verdict
+        with self._lock:
+            self._waiting -= 1
 
     def condemn(self, structures: Sequence[bytes], reason: str) -> None:
         """Replace the verdicts on structures whose output turned out to be wrong."""
@@ -104,4 +111,5 @@ class Trials:
         """Forget trials that run in the parent; what is in the book stays."""
         self._lock = threading.Lock()
         self._running = {}
+        self._waiting = 0
         self._pool = None

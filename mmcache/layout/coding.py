@@ -169,7 +169,7 @@ def _tensor(leaf: Any) -> Any:
 def _whole(values: Any) -> bool:
     import torch
 
-    return values.dtype is torch.uint8 or torch.equal(values.to(torch.uint8).to(values.dtype), values)
+    return values.dtype is torch.uint8 or torch.equal(_bits(values.to(torch.uint8).to(values.dtype)), _bits(values))
 
 
 def _bits(tensor: Any) -> Any:

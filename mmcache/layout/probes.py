@@ -11,11 +11,13 @@ from mmcache.items.item import is_tensor
 # What makes processors treat two sources differently, beside their sizes: kind, mode or dtype, place of the channels.
 Trait = tuple[Any, ...]
 
-# Heights and widths, and what is painted: two contents of one size, turned, wide, odd, black, one colour, and two that
-# are large enough for processors that cut into tiles of 224 to 448 pixels to give several (and different numbers).
+# Heights and widths, and what is painted: two contents of one size, turned, wide, odd, black, one colour, two that are
+# large enough for processors that cut into tiles of 224 to 448 pixels to give several (and different numbers), and one
+# with a margin that may be cut off, of the first one's size.
 _PICTURES = (
     (48, 64, "noise"), (48, 64, "other noise"), (64, 48, "noise"), (56, 112, "noise"), (37, 30, "noise"),
     (64, 48, "black"), (80, 80, "grey"), (720, 700, "noise"), (380, 1200, "noise"),
+    (48, 64, "framed"),
 )  # fmt: skip
 
 # A side of so many pixels may be taken for the channels of an array.
@@ -28,7 +30,7 @@ _SQUARE = 28
 _SMALL = (56, 56)
 
 # The batches that a layout is found on: equal sizes, repeats, both orders, unequal sizes, 2 to 5 images, large first.
-BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7), (8, 4))
+BATCHES = ((0, 1), (2, 0), (1, 1), (3, 2, 4), (4, 1, 3, 0, 5), (5, 6), (7, 0), (2, 8, 7), (8, 9, 4))
 
 # The one that it is held to afterwards: large pictures among small ones, twice, in an order of its own.
 HELD_OUT = (6, 7, 3, 8, 7, 1)
@@ -62,8 +64,13 @@ def size_of(source: Any) -> tuple[int, ...]:
 
 
 def probes_like(source: Any) -> list[Any]:
-    """Return nine small sources with the trait of this one."""
+    """Return ten small sources with the trait of this one."""
     return [_like(source, *picture) for picture in _PICTURES]
+
+
+def stand_in(source: Any) -> Any:
+    """Return a tiny source with the trait of this one, and values in its range: to be kept in its place."""
+    return _like(source, 2 * _MOST_CHANNELS, 2 * _MOST_CHANNELS, "noise")
 
 
 def all_values_like(source: Any) -> Any:
@@ -92,7 +99,12 @@ def _paint(height: int, width: int, content: str, channels: int) -> np.ndarray[A
         rows, columns = np.arange(height)[:, None] // _SQUARE, np.arange(width)[None] // _SQUARE
         return np.repeat((rows * 16 + columns).astype(np.uint8)[..., None], channels, axis=2)
     seed = height * 1000 + width + (content == "other noise")
-    return np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+    noise = np.random.default_rng(seed).integers(0, 256, (height, width, channels), np.uint8)
+    if content == "framed":
+        inside = np.zeros((height, width, 1), bool)
+        inside[height // 4 : -height // 4, width // 4 : -width // 4] = True
+        return np.where(inside, noise, np.uint8(255))
+    return noise
 
 
 def _image_like(source: Image.Image, height: int, width: int, content: str) -> Image.Image:

@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from mmcache.structure import with_sizes
+
 # Worth scaling: at this cost of one small picture the whole trial takes about a second.
 _SLOW_SECONDS = 0.015
 
-# Sizes in pixels are larger than this; patches, merges and counts are not and must stay as they are.
-_SMALLEST_SIZE = 100
 _FACTOR = 4
 
 
@@ -22,8 +22,8 @@ def scaled_down(processor: Any, options: dict[str, Any], run: Callable[[Any, dic
     if seconds is None or seconds < _SLOW_SECONDS:
         return processor, options
     twin = copy.copy(processor)
-    vars(twin).update({name: _scaled(value) for name, value in vars(processor).items()})
-    fewer = {name: _scaled(value) for name, value in options.items()}
+    vars(twin).update(with_sizes(vars(processor), _scaled))
+    fewer = with_sizes(options, _scaled)
     faster = _seconds(run, twin, fewer)
     return (twin, fewer) if faster is not None and faster < seconds / 2 else (processor, options)
 
@@ -39,16 +39,5 @@ def _seconds(run: Callable[[Any, dict[str, Any]], Any], processor: Any, options:
     return time.perf_counter() - started
 
 
-def _scaled(value: Any) -> Any:
-    """Return sizes a fourth as large wherever they stand: in sizes by name, and in lists of resolutions."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int):
-        return -(-value // _FACTOR) if value > _SMALLEST_SIZE else value
-    if type(value) in (list, tuple):
-        return type(value)(_scaled(member) for member in value)
-    if type(value) is dict:
-        return {name: _scaled(member) for name, member in value.items()}
-    if type(value).__name__ == "SizeDict":
-        return type(value)(**{name: _scaled(member) for name, member in dict(value).items()})
-    return value
+def _scaled(size: int) -> int:
+    return -(-size // _FACTOR)

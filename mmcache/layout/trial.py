@@ -8,10 +8,10 @@ so, and every such call goes to the plain processor.
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from mmcache.items import NotStorable, freeze
+from mmcache.items import NotStorable, expanded, freeze
 from mmcache.layout.candidates import Unexplained, find_fields
 from mmcache.layout.coding import Coding, find_coding
 from mmcache.layout.compare import difference
@@ -89,6 +89,20 @@ def try_processor(calls: Calls, source: Any, form: Form) -> Verdict:
             reason=str(found), steady_geometry=steady and alone, alone=alone,
             conversion=conversion if alone else None, coding=coding if alone else None,
         )  # fmt: skip
+
+
+def confirmed(verdict: Verdict, calls: Calls, source: Any, form: Form) -> Verdict:
+    """Return a verdict without its coding, unless that holds for ``calls`` too: it was found with smaller sizes."""
+    lists = verdict.conversion is not None
+    usual, values = (calls.lists, calls.list_values) if lists else (calls.asked, calls.asked_values)
+    if verdict.coding is None or usual is None or values is None:
+        return verdict
+    usual, values, picture = watched(usual), watched(values), _in_form(probes_like(source)[0], form)
+    try:
+        agree(usual(picture), expanded(verdict.coding.coded(values(picture))), "codes")
+    except Exception:  # noqa: BLE001 - whatever it is, items are kept as they come
+        return replace(verdict, coding=None)
+    return verdict
 
 
 def try_together(call: Callable[[Any], Any], kinds: Sequence[Any], form: Form, apart: Verdict) -> Verdict:

@@ -377,18 +377,6 @@ def test_a_refusal_does_not_show_the_value() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"size": {"height": 224, "width": 224}}, {"size": {"height": 336, "width": 10**9}}),
-        ([101, -101], [10**30, 1000]),
-        ({0: "cat"}, {0: "cat"}),
-    ],
-)
-def test_without_sizes_only_the_structure_counts(one: object, other: object) -> None:
-    assert encode(one, sizes=False) == encode(other, sizes=False)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
         (True, False),
         (None, 0),
         (1, 2),
@@ -414,8 +402,7 @@ def test_without_sizes_only_the_structure_counts(one: object, other: object) -> 
         (numpy.bool_(True), numpy.bool_(False)),
     ],
 )
-def test_without_sizes_everything_else_still_counts(one: object, other: object) -> None:
-    assert encode(one, sizes=False) != encode(other, sizes=False)
+def test_different_values_differ(one: object, other: object) -> None:
     assert encode(one) != encode(other)
 
 

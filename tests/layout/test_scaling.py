@@ -50,7 +50,7 @@ def test_a_slow_processor_is_tried_with_sizes_a_fourth_as_large(clock: Clock) ->
     assert options == {"max_pixels": 12544, "do_resize": True, "size": {"height": 100}}
     assert small is not given
     assert vars(small) == before | {
-        "size": {"longest_edge": 364, "shortest_edge": 90}, "crop": SizeDict(height=56, width=57), "limit": 26,
+        "size": {"longest_edge": 364, "shortest_edge": 90}, "crop": SizeDict(height=56, width=57),
         "pinpoints": [[84, 168], (168, 84)],
     }  # fmt: skip
     assert small.do_resize is True
