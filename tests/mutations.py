@@ -228,6 +228,22 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
         Mutation("every picture of a trial is of one size",
                  '(56, 112, "noise"), (37, 30, "noise"),', '(48, 64, "noise"), (48, 64, "noise"),', TRIAL),
     ),
+    "wrapping.py": (
+        Mutation("what is called past a class's own preprocess is served",
+                 "while own is not called:", "while False:", f"{PITFALLS}::test_what_is_called_past_a_classs_own_preprocess_has_no_part_in_its_items"),
+    ),
+    "fingerprints/sampling.py": (
+        Mutation("a sample loads an image",
+                 'if getattr(image, "tile", None):', "if False:", f"{PITFALLS}::test_sampling_a_lazy_image_neither_loads_it_nor_moves_its_file"),
+        Mutation("a sample moves a file",
+                 "image.fp.seek(position)", "pass", f"{PITFALLS}::test_sampling_a_lazy_image_neither_loads_it_nor_moves_its_file"),
+    ),
+    "items/images.py": (
+        Mutation("what lies in info is not counted", "sum(map(_deep_bytes, members))", "0", f"{PITFALLS}::test_what_is_inside_an_images_info_is_counted"),
+    ),
+    "tickets.py": (
+        Mutation("only codes are cast", "output.to(dtype=self._dtype)", "output", f"{PITFALLS}::test_lists_of_numbers_are_cast_too"),
+    ),
     "structure.py": (
         Mutation("counts are sizes", "if named and value > _LARGEST_COUNT", "if named"),
         Mutation("every whole number is a size", "if named and value > _LARGEST_COUNT", "if value > _LARGEST_COUNT"),
@@ -247,6 +263,7 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
         Mutation("geometry is the output's own memory", "        return leaf.clone()\n", "        return leaf\n"),
     ),
     "layout/book.py": (
+        Mutation("any number of trials waits", " and self._waiting < _MOST_WAITING", "", f"{PITFALLS}::test_a_waiting_trial_keeps_no_picture"),
         Mutation("whoever draws is tried again and again",
                  "if self._suspected[structure] >= RUNS_TO_BE_SURE:", "if False:"),
         Mutation("whoever draws once is not served any more",
@@ -311,6 +328,12 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
                  " if converted else output", " if False else output", CONVERSION),
     ),
     "processing.py": (
+        Mutation("autocast is in no key", "if autocast():", "if False:", f"{PITFALLS}::test_under_autocast_everything_is_plain"),
+        Mutation("trials keep pictures", "[stand_in(loaded(source)) for", "[loaded(source) for", f"{PITFALLS}::test_a_waiting_trial_keeps_no_picture"),
+        Mutation("a batch draws twice",
+                 "            if not self.single:  # the plain", "            if False:  # the plain", f"{PITFALLS}::test_draws_that_no_trial_saw_leave_the_generators_where_plain_does"),
+        Mutation("what is done anew draws twice",
+                 "if before is not None and random_states() != before:", "if False:", f"{PITFALLS}::test_draws_that_no_trial_saw_leave_the_generators_where_plain_does"),
         Mutation("items of images that changed are kept", "if self.key_of(source) != key:", "if False:", MEANWHILE),
         Mutation("items of processors that changed are kept",
                  "if self._identity_now() != self.identity:", "if False:", MEANWHILE),
