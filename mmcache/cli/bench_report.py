@@ -9,12 +9,12 @@ from statistics import median
 from typing import Any, Literal
 
 from mmcache.cli.bench_curves import Curve
-from mmcache.cli.bench_engine import Effort, Result, Unit
+from mmcache.cli.bench_engine import TIMES_AS_FAST, Effort, Result, Unit
 from mmcache.cli.bench_machine import in_words
 from mmcache.sizes import format_size
 
 # Wide enough for the table where the output is no terminal.
-_WIDTH = 132
+_WIDTH = 133
 
 # The columns of the table: title, width, and the side on which they are aligned.
 _COLUMNS: tuple[tuple[str, int, Literal["left", "right"]], ...] = (
@@ -23,7 +23,7 @@ _COLUMNS: tuple[tuple[str, int, Literal["left", "right"]], ...] = (
     ("thr", 3, "right"),
     ("its cost", 9, "right"),
     ("other's", 9, "right"),
-    ("median", 12, "right"),
+    ("median", 13, "right"),
     ("quartiles", 13, "right"),
     ("hits", 5, "right"),
     ("target", 7, "right"),
@@ -85,7 +85,9 @@ def as_table(facts: dict[str, Any], effort: Effort, results: Sequence[Result]) -
 
     text = StringIO()
     console = Console(file=text, width=_WIDTH, force_terminal=False, highlight=False)
-    console.print(f"mmcache bench, {effort.name}: medians of pairs taken in turn, with their quartiles")
+    console.print(
+        f"mmcache bench, {effort.name}: medians of pairs taken in turn, with their quartiles; thr: torch threads"
+    )
     for section, members in itertools.groupby(results, key=lambda result: result.row.section):
         measured = [result for result in members if result.ours]
         if measured:
@@ -113,11 +115,17 @@ def _cells(result: Result) -> Iterator[str]:
     yield row.against
     yield f"{result.threads}"
     yield from (_cost(median(costs), unit) for costs in (result.ours, result.other))
-    yield f"{_number(result.median)}{unit.sign}"
+    yield _ratio(result.median, unit)
     yield f"{_number(low)} to {_number(high)}"
     yield "" if result.hit_rate is None else f"{100 * result.hit_rate:.0f} %"
     yield "" if row.target is None else f"{'>=' if unit.more_is_better else '<='} {row.target:g}"
     yield _MET[result.met]
+
+
+def _ratio(median: float, unit: Unit) -> str:
+    if unit is TIMES_AS_FAST and 0 < median < 1:
+        return f"{_number(1 / median)}x slower"
+    return f"{_number(median)}{unit.sign}"
 
 
 def _cost(cost: float, unit: Unit) -> str:

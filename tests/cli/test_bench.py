@@ -34,7 +34,9 @@ from mmcache.cli.bench_engine import (
     tensors_of,
     torch_threads,
 )
+from mmcache.cli.bench_machine import machine
 from mmcache.cli.bench_pictures import Changing, decoded, distinct, encoded, photograph
+from mmcache.cli.bench_report import as_table
 from mmcache.cli.bench_rows import ROWS
 
 TINY = Effort("tiny", seconds=0, least_rounds=1, most_rounds=1, threads=(1,), one_pass=50, small_items=300)
@@ -305,6 +307,14 @@ def test_the_table_shows_figures_targets_reasons_and_the_machine(capsys: pytest.
     assert f"mmcache {mmcache.__version__}, python " in written.out
     assert "…" not in written.out
     assert written.err == ""
+
+
+def test_what_is_slower_is_called_so_and_every_name_has_room() -> None:
+    results = [_result(TIMES_AS_FAST, None, [ours], [1.0]) for ours in (0.1001, 0.25, 2.0)]
+    text = as_table(machine(), TINY, results)
+    assert [word in text for word in ("9.99x faster", "4.00x faster", "2.00x slower")] == [True] * 3
+    assert "…" not in text
+    assert all(len(row.name) <= 36 and len(row.against) <= 21 for row in ROWS)
 
 
 @pytest.mark.usefixtures("_two_rows")
