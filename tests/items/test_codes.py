@@ -2,6 +2,7 @@
 
 import itertools
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -74,6 +75,25 @@ def test_expanded_into_another_dtype_they_are_what_casting_gives(dtype: torch.dt
     made, pixels = expansion(rule, steps=steps), values(rule, shape)
     found = Coded.of(pixels, made).destined(dtype, None).expanded()
     assert difference(looked_up(pixels, made).to(dtype), found) == ""
+
+
+@given(
+    st.sampled_from(sorted(RULES)), st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+    st.lists(st.integers(1, 9), min_size=2, max_size=2), st.integers(0, 99),
+)  # fmt: skip
+@quick
+def test_looked_up_in_pairs_they_are_the_same(name: str, dtype: torch.dtype, sizes: list[int], seed: int) -> None:
+    rule, (*_, last) = RULES[name]
+    shape = (sizes[0], *RULES[name][1][1:-1], last if rule.axis == -1 and rule.channels > 1 else sizes[1])
+    made, pixels = expansion(rule, dtype), values(rule, shape, seed)
+    with mock.patch.object(codes_module, "_MANY_CODES", 1), mock.patch.object(codes_module, "_BLOCK_ELEMENTS", 40):
+        assert difference(looked_up(pixels, made), Coded.of(pixels, made).expanded()) == ""
+
+
+def test_an_item_of_many_codes_is_looked_up_in_pairs() -> None:
+    made, pixels = expansion(Rule(-1, 3, 2)), values(Rule(-1, 3, 2), (2000, 1176))
+    with mock.patch.object(Expansion, "_look_up", None):
+        assert difference(looked_up(pixels, made), Coded.of(pixels, made).expanded()) == ""
 
 
 @pytest.mark.parametrize("name", RULES)
