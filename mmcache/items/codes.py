@@ -17,8 +17,9 @@ import numpy as np
 
 from mmcache.items.buffers import empty
 
-# Expanded at once: small enough to stay in the second-level cache over all steps.
-_BLOCK_ELEMENTS = 1 << 16
+# Expanded at once: small enough to stay in the second-level cache over all steps (a megabyte of float32), large enough
+# that Python's part does not count.
+_BLOCK_ELEMENTS = 1 << 18
 
 VALUES = 256
 
