@@ -394,8 +394,8 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
         Mutation("equal objects are the same", "all(map(operator.is_, now.values()", "all(map(operator.eq, now.values()"),
         Mutation("equal members are the same", "all(map(operator.is_, sequence, held))", "all(map(operator.eq, sequence, held))"),
         Mutation("lengths are not compared", "len(sequence) == len(held) and", ""),
-        Mutation("what lies in sequences is not looked at", "        for member in value:\n            self._note(member)\n", ""),
-        Mutation("sizes are fixed", "self._note_mapping(vars(value))", "pass"),
+        Mutation("what lies in sequences is not looked at", "            self.add(member, (*inside, id(value)))\n", "            pass\n"),
+        Mutation("sizes are fixed", "mapping = value if kind is dict else vars(value)", "mapping = dict(value)"),
     ),
     "fingerprints/identity.py": (
         Mutation("the class's code is not in the identity",

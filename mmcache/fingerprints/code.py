@@ -101,7 +101,7 @@ class CodeIdentity:
         # A digest, since it is encoded and hashed again at each call, and ten kilobytes of it cost 20 µs.
         description = hashlib.sha256(encode(walk.describe(self._target, self._name, follow=True))).digest()
         # One assignment: another thread sees the old description or the new one, never a mixture.
-        self._seen = (description, walk.watches, walk.live, walk.foreign)
+        self._seen = (description, [*walk.watches, walk.values.unchanged], walk.live, walk.foreign)
         return self._seen
 
 
@@ -113,6 +113,7 @@ class _Walk:
         self.seen: dict[int, int] = {}
         self.watches: list[Callable[[], bool]] = []
         self.live: list[Callable[[], Any]] = []
+        self.values = Snapshot()
         self.foreign = False
 
     def describe(self, value: Any, where: str, *, follow: bool = False) -> Any:
@@ -170,7 +171,7 @@ class _Walk:
         except NotEncodable as refused:
             raise NotIdentifiable(self.name, f"{where} is a {refused.type_name}") from None
         try:
-            self.watches.append(Snapshot(value).unchanged)
+            self.values.add(value)
         except NotFixed:
             self.live.append(lambda: encode(value))
             return "a value that may change unseen"

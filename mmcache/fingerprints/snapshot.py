@@ -26,9 +26,18 @@ class Snapshot:
         """Note what the values hold now."""
         self._sequences: list[tuple[Sequence[Any], tuple[Any, ...]]] = []
         self._mappings: list[tuple[Mapping[Any, Any], dict[Any, Any]]] = []
-        self._open: set[int] = set()
         for value in values:
-            self._note(value)
+            self.add(value)
+
+    def add(self, value: Any, inside: tuple[int, ...] = ()) -> None:
+        """Note what one more value holds now; ``inside`` are the containers that it lies in."""
+        kind = type(value)
+        if kind in FIXED or isinstance(value, Enum) or _is_torch_constant(kind):
+            return
+        if id(value) in inside:
+            raise NotFixed("a value that contains itself")
+        for member in self._members(value):
+            self.add(member, (*inside, id(value)))
 
     def unchanged(self) -> bool:
         """Whether every list, dict and size still holds the very same objects (1 and True are equal, and differ)."""
@@ -36,35 +45,19 @@ class Snapshot:
             len(sequence) == len(held) and all(map(operator.is_, sequence, held)) for sequence, held in self._sequences
         ) and all(same_objects(mapping, held) for mapping, held in self._mappings)
 
-    def _note(self, value: Any) -> None:
+    def _members(self, value: Any) -> Sequence[Any]:
+        """Note what a container holds, if that may change, and return it."""
         kind = type(value)
-        if kind in FIXED or isinstance(value, Enum) or _is_torch_constant(kind):
-            return
-        if id(value) in self._open:
-            raise NotFixed("a value that contains itself")
-        self._open.add(id(value))
-        if kind is list or kind is tuple:
-            self._note_sequence(value)
-        elif kind is dict:
-            self._note_mapping(value)
-        elif is_size_dict(kind):
-            self._note_mapping(vars(value))
-        else:
-            raise NotFixed(f"a {kind.__qualname__}")
-        self._open.discard(id(value))
-
-    def _note_sequence(self, value: Sequence[Any]) -> None:
-        if type(value) is list:
+        if kind is tuple:
+            return tuple(value)
+        if kind is list:
             self._sequences.append((value, tuple(value)))
-        for member in value:
-            self._note(member)
-
-    def _note_mapping(self, value: Mapping[Any, Any]) -> None:
-        held = dict(value)
-        self._mappings.append((value, held))
-        for name, member in held.items():
-            self._note(name)
-            self._note(member)
+            return tuple(value)
+        if kind is dict or is_size_dict(kind):
+            mapping = value if kind is dict else vars(value)
+            self._mappings.append((mapping, dict(mapping)))
+            return (*mapping.keys(), *mapping.values())
+        raise NotFixed(f"a {kind.__qualname__}")
 
 
 def same_objects(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> bool:

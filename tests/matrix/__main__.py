@@ -77,6 +77,7 @@ def _table(done: Sequence[Judgement], seconds: float) -> Iterator[str]:
     yield f"  served alone              {sum('one' in judgement.served for judgement in runnable)}"
     yield f"  served in batches         {sum(judgement.served_in_batches for judgement in runnable)}"
     yield f"  served in nested lists    {sum('nested' in judgement.served for judgement in runnable)}"
+    yield f"  kept as codes             {sum(judgement.coded for judgement in runnable)}"
     yield f"calls compared              {sum(judgement.calls for judgement in done)}"
     yield f"  refused by the processor  {sum(judgement.refused for judgement in done)}"
     yield f"differences                 {sum(len(judgement.differences) for judgement in done)}"

@@ -16,6 +16,7 @@ from PIL import Image
 import mmcache
 from mmcache.items.item import is_tensor
 from mmcache.layout.book import Trials
+from mmcache.layout.coding import Coding
 from mmcache.layout.compare import difference
 from mmcache.layout.verdict import Verdict
 from mmcache.randomness import random_states
@@ -39,6 +40,7 @@ class Judgement:
         calls: how many calls were compared; ``refused`` is how many of them the plain processor answered with an error.
         differences: every call whose wrapped outcome was not the plain one, and whatever else must not be.
         served: the forms in which pictures that were seen before come from the cache, without a run of the processor.
+        coded: whether a picture is kept as codes, with default options.
         bypassed: why images went to the plain processor, and how many.
         trials: the seconds of each trial; ``seconds`` is how long everything took.
     """
@@ -50,6 +52,7 @@ class Judgement:
     refused: int = 0
     differences: tuple[str, ...] = ()
     served: tuple[Form, ...] = ()
+    coded: bool = False
     bypassed: Mapping[str, int] = field(default_factory=dict)
     trials: tuple[float, ...] = ()
     seconds: float = 0.0
@@ -76,6 +79,7 @@ def judge(name: str, seed: str) -> Judgement:
             comparison = _Comparison(cls, cache, seed)
             differences = list(comparison.differences())
             served = () if in_the_way else comparison.served()
+            coded = not in_the_way and comparison.coded()
             info = cache.cache_info()
     if info.errors:
         differences.append(f"{info.errors} faults inside the cache")
@@ -83,7 +87,7 @@ def judge(name: str, seed: str) -> Judgement:
         differences.append("neither served nor bypassed with a reason")
     return Judgement(
         name, backend_of(cls), in_the_way, comparison.calls, comparison.refused, tuple(differences), served,
-        info.bypass_reasons, tuple(comparison.trials.seconds), time.perf_counter() - started,
+        coded, info.bypass_reasons, tuple(comparison.trials.seconds), time.perf_counter() - started,
     )  # fmt: skip
 
 
@@ -166,6 +170,21 @@ class _Comparison:
     def served(self) -> tuple[Form, ...]:
         """Return the forms that are served with default options, in whichever kind of output the processor has."""
         return tuple(form for form in FORMS if any(self._is_served(call) for call in _batches(form)))
+
+    def coded(self) -> bool:
+        """Whether a picture that is seen for the first time is kept as codes."""
+        made: list[Any] = []
+        code = Coding.coded
+
+        def noted(coding: Coding, values: Any) -> Any:
+            made.append(code(coding, values))
+            return made[-1]
+
+        self._cache.clear()
+        with mock.patch.object(Coding, "coded", noted):
+            for call in _batches("one"):
+                self._outcome(self._wrapped, call)
+        return bool(made)
 
     def _is_served(self, call: Call) -> bool:
         """Whether pictures that were all seen before come from the cache: hits, no run, and the plain output."""
