@@ -285,7 +285,7 @@ class ProcessorCall:
         That of a kind of source, or of several together, on which ``apart`` is the verdict.
         """
         # It may wait for its turn for a while: no picture of the caller's is to wait with it.
-        kinds = [stand_in(loaded(source)) for source in kinds]
+        kinds = [_stand_in(loaded(source)) for source in kinds]
         # Deep, so that nothing that the trial changes in place is the caller's; all of it was encoded, so it can be copied.
         twin, original, options, form = copy.deepcopy(self._processor), self._original, self._options, self.form
         kind = options.get("return_tensors")
@@ -398,6 +398,13 @@ def _single(source: Any) -> Any:
     if trait_of(source)[0] != "image" and len(size_of(source)) > 3:
         raise Bypass("a list of arrays that are batches themselves")
     return source
+
+
+def _stand_in(source: Any) -> Any:
+    try:
+        return stand_in(source)
+    except Exception as error:  # noqa: BLE001 - such as a sparse tensor, or a mode that nothing is converted to
+        raise Bypass(f"no small picture can be made like this one: {type(error).__name__}: {error}") from None
 
 
 def source_changed() -> SourceChanged:

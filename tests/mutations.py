@@ -333,7 +333,7 @@ MUTATIONS: dict[str, Sequence[Mutation]] = {
     ),
     "processing.py": (
         Mutation("autocast is in no key", "if autocast():", "if False:", f"{PITFALLS}::test_under_autocast_everything_is_plain"),
-        Mutation("trials keep pictures", "[stand_in(loaded(source)) for", "[loaded(source) for", f"{PITFALLS}::test_a_waiting_trial_keeps_no_picture"),
+        Mutation("trials keep pictures", "[_stand_in(loaded(source)) for", "[loaded(source) for", f"{PITFALLS}::test_a_waiting_trial_keeps_no_picture"),
         Mutation("a batch draws twice",
                  "            if not self.single:  # the plain", "            if False:  # the plain", f"{PITFALLS}::test_draws_that_no_trial_saw_leave_the_generators_where_plain_does"),
         Mutation("what is done anew draws twice",
