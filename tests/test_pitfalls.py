@@ -234,11 +234,27 @@ class Augmented(CLIPImageProcessorPil):
         return super().preprocess(images, **options)
 
 
+class AugmentedByHalves(Augmented):
+    """And cannot be kept as codes."""
+
+    def preprocess(self, images: Any, **options: Any) -> Any:
+        output = super().preprocess(images, **options)
+        first = images[0] if isinstance(images, list) else images
+        if first.width > 1300 and options.get("do_rescale") is False:
+            output["pixel_values"] = [value * 0.5 for value in output["pixel_values"]]
+        return output
+
+
+@pytest.mark.parametrize("cls", [Augmented, AugmentedByHalves])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_draws_that_no_trial_saw_leave_the_generators_where_plain_does(count: int, cache: mmcache.Cache) -> None:
-    plain, batch = Augmented(), [picture(seed, 1400, 60) for seed in range(count)]
+def test_draws_that_no_trial_saw_leave_the_generators_where_plain_does(
+    cls: Any, count: int, cache: mmcache.Cache
+) -> None:
+    plain, batch = cls(), [picture(seed, 1400, 60) for seed in range(count)]
+    wrapped = mmcache.wrap(plain, cache)
+    wrapped([picture(9)] * count, return_tensors="np")
     drawn = []
-    for processor in (plain, mmcache.wrap(plain, cache)):
+    for processor in (plain, wrapped):
         torch.manual_seed(0)
         processor(batch, return_tensors="np")
         drawn.append(torch.rand(1).item())
