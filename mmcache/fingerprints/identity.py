@@ -93,17 +93,15 @@ class _State:
     """What a processor held when it was looked at, and the descriptions of its calls since then."""
 
     def __init__(self, processor: Any) -> None:
-        self._class = type(processor)
         self._attributes = dict(vars(processor))
-        self._slots = {name: getattr(processor, name, _UNSET) for name in _slot_names(self._class)}
+        self._slots = {name: getattr(processor, name, _UNSET) for name in _slot_names(type(processor))}
         slots = [value for value in self._slots.values() if value is not _UNSET]
         self._inside = Snapshot(*self._attributes.values(), *slots)
         self._descriptions: dict[Any, Description] = {}
 
     def unchanged(self, processor: Any) -> bool:
         return (
-            type(processor) is self._class
-            and same_objects(vars(processor), self._attributes)
+            same_objects(vars(processor), self._attributes)
             and all(getattr(processor, name, _UNSET) is value for name, value in self._slots.items())
             and self._inside.unchanged()
         )

@@ -52,6 +52,23 @@ def test_other_code_is_another_identity(sources: list[str]) -> None:
     assert len({code(f"def f(i): {source}") for source in sources}) == len(sources)
 
 
+@pytest.mark.parametrize(
+    ("held", "change"),
+    [
+        (torch.zeros(2), lambda held: held.fill_(1)),
+        ({"a": [1]}, lambda held: held["a"].append(2)),
+        ([{1: 1}], lambda held: held[0].update({1: True})),
+    ],
+    ids=["tensor", "dict", "list"],
+)
+def test_what_changes_in_place_is_seen(held: Any, change: Any) -> None:
+    identity = CodeIdentity(function("def f(i): return H", H=held))
+    before = encode(identity.current())
+    assert encode(identity.current()) == before
+    change(held)
+    assert encode(identity.current()) != before
+
+
 def test_the_same_function_twice_and_two_equal_functions_are_told_apart() -> None:
     one = "def g(): return 1\ndef h(): return 1\ndef f(i): return g() + g()"
     two = "def g(): return 1\ndef h(): return 2\ndef f(i): return g() + h()"

@@ -255,13 +255,12 @@ def test_what_is_remembered_goes_with_its_processor_and_is_bounded() -> None:
 def test_what_changes_while_it_is_described_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     processor = CLIPImageProcessorPil()
 
-    def changed_after(*args: Any) -> Any:
-        made = describe_processor(*args)
+    def changed_before(*args: Any) -> Any:
         processor.do_rescale = False
-        return made
+        return describe_processor(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(identity_module, "describe_processor", changed_after)
+        patched.setattr(identity_module, "describe_processor", changed_before)
         described(processor, {})
     processor.do_rescale = True
     right = identity(processor)

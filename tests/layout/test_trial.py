@@ -126,6 +126,7 @@ def test_kinds_of_sources_are_told_apart() -> None:
     palettes[1].info["transparency"] = 0
     sources = [
         *(picture(1, mode=mode) for mode in ("RGB", "L", "RGBA")), *palettes,
+        picture(1, 1, 64), picture(1, 64, 1), picture(1, 64, 3),
         np.zeros((20, 30, 3), np.uint8), np.zeros((20, 30, 4), np.uint8), np.zeros((3, 20, 30), np.uint8),
         np.zeros((20, 30, 3), np.float32), np.zeros((20, 30), np.uint8), torch.zeros(3, 20, 30, dtype=torch.uint8),
     ]  # fmt: skip
